@@ -1,0 +1,1 @@
+"""Measurements on any network, as pure functions."""

@@ -1,0 +1,1 @@
+"""Measurements against peers: each file here has `measure()`, which compares outputs first and times after."""

@@ -1,0 +1,1 @@
+"""Bundles: trained networks as folders, saved and loaded."""

@@ -1,0 +1,1 @@
+"""LightningModules: how a network is trained and judged."""
