@@ -1,1 +1,5 @@
 """Bundles: trained networks as folders, saved and loaded."""
+
+from reszoo.hub.load import LoadReport, load
+
+__all__ = ["LoadReport", "load"]

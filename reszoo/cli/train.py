@@ -1,0 +1,258 @@
+"""`reszoo fit`, `validate`, `test` and `predict`: a LightningCLI around recipes and run folders."""
+
+import logging
+import sys
+import warnings
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from reszoo.callbacks import AtomicCheckpointIO, EpochLines, FiniteGuard, MetricsLog, on_terminal
+from reszoo.cli._arguments import Arguments, prepare
+from reszoo.cli._explain import explain
+from reszoo.cli._run_folder import RunFolder
+from reszoo.cli.outcome import after_evaluation, after_fit, after_predict
+from reszoo.errors import ReszooError
+from reszoo.hub.checkpoint import open_checkpoint
+from reszoo.tasks import CHECKPOINT_KEY, ImageClassification, Task
+
+NOT_SAVED = ("ckpt_path", "images", "config", "weights_only", "return_predictions", "verbose")
+FOLLOWS_FROM_DATA = ("num_classes", "in_chans")
+
+
+def main(command: str, argv: Sequence[str]) -> int:
+    """Run one of the trainer's commands; bad input raises a `ReszooError`."""
+    _quieten()
+    arguments = prepare(command, argv)
+    if arguments.checkpoint is not None:
+        open_checkpoint(arguments.checkpoint)  # refuses a damaged or foreign file before any data is read
+    try:
+        ReszooCLI(arguments)
+    except MisconfigurationException as error:
+        raise ReszooError(" ".join(str(error).split())) from error
+    return 0
+
+
+class ReszooCLI(LightningCLI):
+    """A LightningCLI whose options are exact, whose classes follow from the data, and whose runs have a folder."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        exact = {"allow_abbrev": False, "exit_on_error": False}
+        super().__init__(
+            Task,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            trainer_defaults={"enable_model_summary": False, "num_sanity_val_steps": 0, "log_every_n_steps": 10},
+            parser_kwargs={**exact, **{name: dict(exact) for name in self.subcommands()}},
+            args=[arguments.command, *arguments.argv],
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--recipe", type=str | None, default=None, help="Name of the run's folder under runs/.")
+        parser.add_argument(
+            "--monitor", type=str, default="val/accuracy", help="Metric that chooses the best checkpoint."
+        )
+        parser.add_argument("--monitor_mode", type=str, default="max", help="Whether `max` or `min` of it is best.")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_argument(
+                "images", nargs="*", type=str, help="Pictures, or folders of them; the test split if none."
+            )
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, and turn the parser's refusal into one line."""
+        argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns where the process has words of its own
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            command = self._subcommand_parsers[self.arguments.command]
+            known = [action.dest for action in command._actions if action.dest != "help"]
+            raise ReszooError(explain(str(error), known)) from None
+        finally:
+            sys.argv = argv
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a checkpoint's values never override what a file or the line says."""
+
+    def instantiate_classes(self) -> None:
+        """Build the data first, let the network's classes and channels follow from it, then build the rest."""
+        section = self.config[self.subcommand]
+        section.recipe = section.recipe or self.arguments.recipe or "unnamed"
+        if section.get("model") is None:
+            raise ReszooError("the recipe names no model; `reszoo recipes --show digits/resnet26` is an example")
+        self.datamodule = self._build_data(section)
+        self._follow_data(section)
+        self.run_folder = RunFolder(Path(section.trainer.default_root_dir or "."), section.recipe)
+        self.resolved = self._resolved(section)
+        data, section["data"] = section["data"], None
+        with our_own_errors():
+            self.config_init = self.parser.instantiate_classes(self.config)
+        section["data"] = data
+        self.model = self._get(self.config_init, "model")
+        self.trainer = self.instantiate_trainer()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer, with this package's log, checkpoints and guards."""
+        settings = self._get(self.config_init, "trainer")
+        folder = self.run_folder.path
+        self.best = ModelCheckpoint(
+            folder / "checkpoints",
+            filename="best",
+            monitor=self._get(self.config, "monitor"),
+            mode=self._get(self.config, "monitor_mode"),
+            enable_version_counter=False,
+        )
+        last = ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+        own: dict[str, Any] = {"plugins": [*_as_list(settings.get("plugins")), AtomicCheckpointIO()]}
+        callbacks = [*_as_list(settings.get("callbacks")), FiniteGuard()]
+        if self.subcommand == "fit":
+            callbacks += [LearningRateMonitor("step"), last, self.best]
+            own["logger"] = MetricsLog(folder)
+            if not on_terminal():
+                callbacks.append(EpochLines())
+        else:
+            own |= {"logger": False, "enable_checkpointing": False}
+        if settings.get("enable_progress_bar") is None:
+            own["enable_progress_bar"] = on_terminal()
+        return Trainer(**{**settings, **own, "callbacks": callbacks, **kwargs})
+
+    def fit(self, model: ImageClassification, **options: Any) -> None:
+        """Train, test the best checkpoint once, and write down what came of it."""
+        data = self.datamodule.describe() if hasattr(self.datamodule, "describe") else None
+        if self.trainer.is_global_zero:
+            self.run_folder.make(self.resolved, self._get(self.config, "seed_everything"), data)
+            print(f"run folder: {self.run_folder.path}", flush=True)
+        try:
+            self.trainer.fit(model, datamodule=self.datamodule, ckpt_path=options.get("ckpt_path"))
+            if self.trainer.interrupted:
+                raise KeyboardInterrupt
+            after_fit(self.trainer, model, self.datamodule, self.run_folder, self.best, self.resolved)
+        except BaseException as error:
+            self.run_folder.finish("failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+            if self.run_folder.remove_if_empty_handed() and isinstance(error, ReszooError):
+                raise ReszooError(f"{error} (nothing was saved yet, so the run folder is removed)") from error
+            raise
+
+    def validate(self, model: ImageClassification, **options: Any) -> None:
+        """Measure on the validation split."""
+        self.trainer.validate(model, datamodule=self.datamodule, ckpt_path=options["ckpt_path"], verbose=False)
+        after_evaluation(self.trainer, model, "validate", self.datamodule, self._outcome_folder("validate"))
+
+    def test(self, model: ImageClassification, **options: Any) -> None:
+        """Measure on the test split."""
+        self.trainer.test(model, datamodule=self.datamodule, ckpt_path=options["ckpt_path"], verbose=False)
+        after_evaluation(self.trainer, model, "test", self.datamodule, self._outcome_folder("test"))
+
+    def predict(self, model: ImageClassification, **options: Any) -> None:
+        """Write one row a sample, in input order."""
+        rows = self.trainer.predict(model, datamodule=self.datamodule, ckpt_path=options["ckpt_path"])
+        stored = self._stored()
+        after_predict(rows or [], self.datamodule, stored.get("labels"), self._outcome_folder("predict"))
+
+    def _build_data(self, section: Namespace) -> LightningDataModule:
+        """The data module of the recipe, or the pictures named on the line."""
+        if section.get("images"):
+            transform = self._stored().get("transform")
+            if transform is None:
+                raise ReszooError(f"checkpoint {str(self.arguments.checkpoint)!r} stores no transform for pictures")
+            section["data"] = Namespace(
+                class_path="reszoo.data.ImageFiles",
+                init_args=Namespace(paths=list(section.images), transform=transform, batch_size=64),
+            )
+        if section.get("data") is None:
+            raise ReszooError("the recipe names no data; `reszoo recipes --show digits/resnet26` is an example")
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(LightningDataModule, "data")
+        with our_own_errors():
+            return parser.instantiate_classes(Namespace(data=section["data"])).data
+
+    def _follow_data(self, section: Namespace) -> None:
+        """Fill in the network's arguments that the data decide; a contradiction raises."""
+        network = section.model.init_args.get("network")
+        options = network.get("init_args") if isinstance(network, Namespace) else None
+        if options is None:
+            return
+        stored = self._stored().get("arguments") or {}
+        for name in FOLLOWS_FROM_DATA:
+            if name not in options:
+                continue
+            keys = ("model", "init_args", "network", "init_args", name)
+            said, derived = self.arguments.says(*keys), getattr(self.datamodule, name, stored.get(name))
+            if derived is None:
+                continue
+            if said is not None and int(said) != derived:
+                raise ReszooError(
+                    f"model.network.{name} is {said}, but the data {type(self.datamodule).__name__} has {derived}; "
+                    f"leave {name} out, and it follows from the data"
+                )
+            options[name] = derived
+
+    def _stored(self) -> dict[str, Any]:
+        """What the checkpoint says of its network; empty without one."""
+        if self.arguments.checkpoint is None:
+            return {}
+        if not hasattr(self, "_stored_values"):
+            self._stored_values = open_checkpoint(self.arguments.checkpoint)[CHECKPOINT_KEY]
+        return self._stored_values
+
+    def _resolved(self, section: Namespace) -> str:
+        """The whole configuration as YAML, ready to be read again by any command."""
+        values = yaml.safe_load(
+            self._parser(self.subcommand).dump(section, skip_none=False, format="yaml", skip_validation=True)
+        )
+        return yaml.safe_dump({k: v for k, v in values.items() if k not in NOT_SAVED}, sort_keys=False)
+
+    def _outcome_folder(self, command: str) -> Path:
+        """Where an evaluation writes: inside the run it measures, else in a new folder of its own."""
+        if self.arguments.run is None:
+            return self.run_folder.path.with_name(f"{command}_{self.run_folder.path.name}")
+        return self.arguments.run / command / self.run_folder.path.name
+
+
+@contextmanager
+def our_own_errors() -> Iterator[None]:
+    """Let a `ReszooError` out of the parser's wrapping, as it was raised."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ReszooError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _quieten() -> None:
+    """Say what is ours, once; silence advice of Lightning that a user of the command cannot follow."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("reszoo").setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
