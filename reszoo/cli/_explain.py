@@ -33,6 +33,8 @@ def explain(message: str, known: Iterable[str]) -> str:
         return _unknown(match[1].partition("=")[0], [f"--{key}" for key in known])
     if match := re.search(r"does not accept option '([^']+)'", text):
         return _unknown(match[1], known)
+    if match := re.search(r"arguments are required: \w+\.(.+)", text):
+        return f"the recipe names no {match[1]}; `reszoo recipes --show digits/resnet26` is an example"
     keys, classes = _KEY.findall(text), _CLASS.findall(text)
     if match := re.search(
         r"(?:Type .* expects a function or a callable class: )?Option '([^']+)' is not accepted", text
@@ -41,7 +43,8 @@ def explain(message: str, known: Iterable[str]) -> str:
         where = ".".join(key for key in keys if key)
         return f"{where}: " + _unknown(match[1], _parameters(owner), f" of {owner}" if owner else "")
     if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", text):
-        names = [name for name in dir(import_module(match[1])) if not name.startswith("_")]
+        module = import_module(match[1])
+        names = [name for name in dir(module) if callable(getattr(module, name)) and not name.startswith("_")]
         return f"{'.'.join(keys)}: {match[1]} has no {match[2]!r}{nearest(match[2], names)}"
     expected = re.findall(r"Expected an? (.*?)(?= - | Given value|\. Got value| Subtypes|$)", text)
     expected = [_TYPES.get(e, e.replace("typing.Literal", "one of ")) for e in expected if "NoneType" not in e]

@@ -37,7 +37,7 @@ def main(command: str, argv: Sequence[str]) -> int:
         open_checkpoint(arguments.checkpoint)  # refuses a damaged or foreign file before any data is read
     try:
         ReszooCLI(arguments)
-    except MisconfigurationException as error:
+    except (MisconfigurationException, ModuleNotFoundError) as error:
         raise ReszooError(" ".join(str(error).split())) from error
     return 0
 
@@ -55,6 +55,7 @@ class ReszooCLI(LightningCLI):
             seed_everything_default=0,
             save_config_callback=None,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # a checkpoint says what it holds in plain values of ours
             trainer_defaults={"enable_model_summary": False, "num_sanity_val_steps": 0, "log_every_n_steps": 10},
             parser_kwargs={**exact, **{name: dict(exact) for name in self.subcommands()}},
             args=[arguments.command, *arguments.argv],
@@ -102,7 +103,7 @@ class ReszooCLI(LightningCLI):
         self.resolved = self._resolved(section)
         data, section["data"] = section["data"], None
         with our_own_errors():
-            self.config_init = self.parser.instantiate_classes(self.config)
+            self.config_init = self.parser.instantiate(self.config)
         section["data"] = data
         self.model = self._get(self.config_init, "model")
         self.trainer = self.instantiate_trainer()
@@ -134,6 +135,7 @@ class ReszooCLI(LightningCLI):
 
     def fit(self, model: ImageClassification, **options: Any) -> None:
         """Train, test the best checkpoint once, and write down what came of it."""
+        self._refuse_finished()
         data = self.datamodule.describe() if hasattr(self.datamodule, "describe") else None
         if self.trainer.is_global_zero:
             self.run_folder.make(self.resolved, self._get(self.config, "seed_everything"), data)
@@ -180,7 +182,7 @@ class ReszooCLI(LightningCLI):
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(LightningDataModule, "data")
         with our_own_errors():
-            return parser.instantiate_classes(Namespace(data=section["data"])).data
+            return parser.instantiate(Namespace(data=section["data"])).data
 
     def _follow_data(self, section: Namespace) -> None:
         """Fill in the network's arguments that the data decide; a contradiction raises."""
@@ -203,6 +205,17 @@ class ReszooCLI(LightningCLI):
                 )
             options[name] = derived
 
+    def _refuse_finished(self) -> None:
+        """A checkpoint at or behind the end of the training would make a run of no step."""
+        if self.arguments.checkpoint is None:
+            return
+        done, planned = open_checkpoint(self.arguments.checkpoint)["epoch"] + 1, self.trainer.max_epochs
+        if planned is not None and 0 <= planned <= done:
+            raise ReszooError(
+                f"nothing to do: {str(self.arguments.checkpoint)!r} has {done} of {planned} epochs done; "
+                "raise --trainer.max_epochs to train on"
+            )
+
     def _stored(self) -> dict[str, Any]:
         """What the checkpoint says of its network; empty without one."""
         if self.arguments.checkpoint is None:
@@ -214,7 +227,7 @@ class ReszooCLI(LightningCLI):
     def _resolved(self, section: Namespace) -> str:
         """The whole configuration as YAML, ready to be read again by any command."""
         values = yaml.safe_load(
-            self._parser(self.subcommand).dump(section, skip_none=False, format="yaml", skip_validation=True)
+            self._parser(self.subcommand).dump(section, skip_unset=False, format="yaml", skip_validation=True)
         )
         return yaml.safe_dump({k: v for k, v in values.items() if k not in NOT_SAVED}, sort_keys=False)
 
@@ -255,4 +268,5 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
+    warnings.filterwarnings("ignore", message="The dirpath has changed.*")  # a resumed run has a folder of its own
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")

@@ -62,6 +62,8 @@ class ImageClassification(Task):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        if stage == "predict":
+            return  # pictures to predict on carry no labels
         if self.labels is None:
             raise ReszooError("the data module names no classes; give it a list `labels`")
         classes = len(self.labels)

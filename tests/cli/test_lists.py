@@ -1,0 +1,24 @@
+import pytest
+
+from reszoo.__main__ import main
+from reszoo.cli.recipes import find_recipe, recipe_names
+
+
+def test_list_prints_exact_counts(capsys):
+    assert main(["list", "resnet20"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["resnet20", "269,722"]
+
+
+def test_recipes_lists_and_shows(capsys):
+    assert main(["recipes", "digits/*"]) == 0
+    assert "digits/resnet26" in capsys.readouterr().out
+    assert main(["recipes", "--show", "digits/resnet26"]) == 0
+    assert capsys.readouterr().out == find_recipe("digits/resnet26").read_text()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_opens_with_its_four_lines(name):
+    lines = find_recipe(name).read_text().splitlines()[:4]
+    assert all(line.startswith("# ") for line in lines)
+    assert [line.split(":")[0] for line in lines[1:]] == ["# Expected", "# Cost", "# Command"]
+    assert lines[3] == f"# Command: reszoo fit --config {name}"
