@@ -23,12 +23,13 @@ def every(limit: int = QUICK):
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in marks])
 
 
-def smallest_of_each_file():
+def smallest_of_each_file(limit: int = QUICK):
     """One name a file of `reszoo.models`: enough for the costly compilers, since variants differ only in numbers."""
     by_file: dict[str, str] = {}
     for name in sorted(reszoo.list_models(), key=count):
         by_file.setdefault(factory_of(name).__module__, name)
-    return pytest.mark.parametrize("name", sorted(by_file.values()))
+    marks = {name: () if count(name) <= limit else (pytest.mark.slow,) for name in by_file.values()}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in sorted(marks)])
 
 
 def scalar(output) -> torch.Tensor:
@@ -75,7 +76,7 @@ def test_it_trains_in_bfloat16(name):
     train_under_autocast(name, torch.bfloat16)
 
 
-@smallest_of_each_file()  # half precision is emulated on the CPU, a hundred times slower than float32
+@smallest_of_each_file(limit=QUICK // 4)  # half precision is emulated on the CPU, a hundred times slower than float32
 def test_it_trains_in_float16(name):
     train_under_autocast(name, torch.float16)
 
