@@ -1,6 +1,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -363,3 +364,30 @@ def test_a_copy_and_its_state_are_the_network():
     again.load_state_dict(network.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(again(images), network(images), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_small_network_overfits_four_scenes(digit_scene):
+    from torchvision.ops import box_iou
+
+    torch.manual_seed(0)
+    generator = np.random.default_rng(1)
+    scenes = [digit_scene(generator, *size) for size in ((64, 64), (64, 96), (96, 80), (64, 64))]
+    images = [image for image, _, _, _ in scenes]
+    targets = [{"boxes": boxes, "labels": labels} for _, _, boxes, labels in scenes]
+    network, losses = small(), []
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for _ in range(80):
+        losses.append(sum(network(images, targets).values()))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 2
+    with torch.no_grad():
+        detections = network.eval()(images)
+    found = []
+    for given, detected in zip(targets, detections, strict=True):
+        sure = detected["scores"] > 0.5
+        same = given["labels"][:, None] == detected["labels"][sure]
+        found += (same & (box_iou(given["boxes"], detected["boxes"][sure]) > 0.5)).any(1).tolist()
+    assert sum(found) >= 0.9 * len(found)

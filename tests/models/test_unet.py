@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -223,3 +224,36 @@ def test_one_step_of_sgd_lowers_the_loss(name, size):
     before.backward()
     torch.optim.SGD(network.parameters(), lr=0.01).step()
     assert nn.functional.cross_entropy(network(x), labels) < before
+
+
+def mean_iou(predictions: list[torch.Tensor], masks: list[torch.Tensor]) -> float:
+    """The mean over both classes of intersection over union, each summed over all images."""
+    ratios = []
+    for label in (0, 1):
+        pairs = [(p == label, m == label) for p, m in zip(predictions, masks, strict=True)]
+        ratios.append(sum((p & m).sum() for p, m in pairs) / sum((p | m).sum() for p, m in pairs))
+    return (sum(ratios) / 2).item()
+
+
+@pytest.mark.slow
+def test_a_small_padded_net_learns_to_tell_digits_from_shuffled_digits(digit_scene):
+    torch.manual_seed(0)
+    generator = np.random.default_rng(0)
+    network = reszoo.create("unet_padded", width=8, depth=3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+
+    def batch(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, masks, _, _ = zip(*(digit_scene(generator, height, width) for _ in range(8)), strict=True)
+        return torch.stack(images), torch.stack(masks)
+
+    test = [batch(*size) for size in ((32, 32), (50, 61), (64, 64))]
+    for step in range(200):
+        images, masks = batch(*[(32, 48, 64)[step % 3]] * 2)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images), masks).backward()
+        optimizer.step()
+    network.eval()
+    with torch.no_grad():
+        found = mean_iou([network(images).argmax(1) for images, _ in test], [masks for _, masks in test])
+    by_threshold = mean_iou([(images[:, 0] > 0.3).long() for images, _ in test], [masks for _, masks in test])
+    assert found > 0.8 > by_threshold
