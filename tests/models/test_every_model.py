@@ -144,6 +144,7 @@ def test_compiled_output_equals_eager(name):
     torch.manual_seed(0)
     network = reszoo.create(name).eval()
     inputs = network.example_inputs(2)
+    skip_if_the_output_size_depends_on_the_data(inputs)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(network)(*inputs), network(*inputs), rtol=1e-3, atol=1e-4)
 
