@@ -60,6 +60,19 @@ def test_every_parameter_receives_a_finite_gradient(name):
     assert [key for key, p in network.named_parameters() if not p.grad.isfinite().all()] == []
 
 
+def skip_if_the_output_size_depends_on_the_data(inputs):
+    """A detection network takes a list of images, and how many boxes it returns depends on what it sees."""
+    if any(isinstance(argument, list) for argument in inputs):
+        pytest.skip("the number of detections depends on the data, so there is no graph of fixed shapes")
+
+
+def channels_last(argument):
+    """A batch of images with its channels innermost; a list of single images, which have no batch axis, as it is."""
+    if isinstance(argument, torch.Tensor) and argument.dim() == 4:
+        return argument.contiguous(memory_format=torch.channels_last)
+    return argument
+
+
 @every()
 def test_one_sample_in_eval_mode_equals_its_row_in_a_batch(name):
     torch.manual_seed(0)
@@ -99,7 +112,7 @@ def test_channels_last_changes_nothing_but_the_memory_format(name):
     with torch.no_grad():
         expected = network(*inputs)
         network.to(memory_format=torch.channels_last)
-        got = network(*(i.contiguous(memory_format=torch.channels_last) if i.dim() == 4 else i for i in inputs))
+        got = network(*(channels_last(argument) for argument in inputs))
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -107,6 +120,7 @@ def test_channels_last_changes_nothing_but_the_memory_format(name):
 def test_torch_export_keeps_a_free_batch_size(name):
     network = reszoo.create(name).eval()
     inputs = network.example_inputs(2)
+    skip_if_the_output_size_depends_on_the_data(inputs)
     free = tuple({0: torch.export.Dim("batch", min=1, max=64)} for _ in inputs)
     exported = torch.export.export(network, inputs, dynamic_shapes=free).module()
     three = network.example_inputs(3)
@@ -131,6 +145,7 @@ def test_compiled_output_equals_eager(name):
     torch.manual_seed(0)
     network = reszoo.create(name).eval()
     inputs = network.example_inputs(2)
+    skip_if_the_output_size_depends_on_the_data(inputs)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(network)(*inputs), network(*inputs), rtol=1e-3, atol=1e-4)
 
@@ -141,6 +156,7 @@ def test_onnx_runtime_gives_the_same_output_at_another_batch_size(name, tmp_path
     ort = pytest.importorskip("onnxruntime", reason="needs the `export` extra")
     network = reszoo.create(name).eval()
     inputs = network.example_inputs(2)
+    skip_if_the_output_size_depends_on_the_data(inputs)
     free = tuple({0: torch.export.Dim("batch", min=1, max=64)} for _ in inputs)
     path = tmp_path / "network.onnx"
     torch.onnx.export(network, inputs, path, dynamic_shapes=free, dynamo=True, verbose=False)
