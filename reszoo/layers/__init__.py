@@ -9,13 +9,18 @@ from reszoo.layers.shortcut import (
     ZeroPadShortcut,
     shortcut_maker,
 )
+from reszoo.layers.stochastic_depth import DropPer, StochasticDepth, drop_linearly, linear_rates
 
 __all__ = [
+    "DropPer",
     "MakeShortcut",
     "ProjectionShortcut",
     "Shortcut",
+    "StochasticDepth",
     "ZeroPadShortcut",
     "ZeroPadding",
+    "drop_linearly",
     "he_init",
+    "linear_rates",
     "shortcut_maker",
 ]
