@@ -10,17 +10,22 @@ from reszoo.layers.shortcut import (
     ZeroPadShortcut,
     shortcut_maker,
 )
+from reszoo.layers.stochastic_depth import DropPer, StochasticDepth, drop_linearly, linear_rates
 
 __all__ = [
+    "DropPer",
     "MakeShortcut",
     "Packed",
     "Padded",
     "ProjectionShortcut",
     "SelfAttention",
     "Shortcut",
+    "StochasticDepth",
     "ZeroPadShortcut",
     "ZeroPadding",
+    "drop_linearly",
     "he_init",
     "lay_out",
+    "linear_rates",
     "shortcut_maker",
 ]

@@ -58,6 +58,15 @@ class Padded:
         """(B, L, D) -> (B, L, D) with zeros at padded positions."""
         return x if self.mask is None else x.masked_fill(~self.mask.unsqueeze(-1), 0.0)
 
+    def batch_size(self, x: Tensor) -> int:
+        """Sequences in x, (B, L, D)."""
+        return len(x)
+
+    def select(self, keep: Tensor) -> tuple[Tensor, "Padded"]:
+        """(B,) truth values -> the rows of x, (B, L, D), that belong to the kept sequences, and their layout."""
+        index = keep.nonzero().flatten()
+        return index, Padded(None if self.mask is None else self.mask[index])
+
     def attend(self, qkv: Tensor, dropout: float) -> Tensor:
         """(B, L, 3, H, D / H) -> (B, L, H, D / H)."""
         if self.mask is None:
@@ -90,6 +99,19 @@ class Packed:
         flat = x.new_zeros(self.mask.numel(), *x.shape[1:]).index_copy(0, self.index, x)
         return flat.unflatten(0, self.mask.shape)
 
+    def batch_size(self, x: Tensor) -> int:
+        """Sequences in x, (T, D), those without a real token included."""
+        return len(self.mask)
+
+    def select(self, keep: Tensor) -> tuple[Tensor, "Packed"]:
+        """(B,) truth values -> the rows of x, (T, D), that belong to the kept sequences, and their layout."""
+        length = self.mask.shape[1]
+        kept = keep[self.index // length]
+        number = keep.cumsum(0) - 1  # of each kept sequence in the smaller batch
+        mask = self.mask[keep]
+        index = number[self.index[kept] // length] * length + self.index[kept] % length
+        return kept.nonzero().flatten(), Packed(index, by_length(mask.sum(1)), mask)
+
     def attend(self, qkv: Tensor, dropout: float) -> Tensor:
         """(T, 3, H, D / H) -> (T, H, D / H)."""
         if not self.groups:
@@ -118,9 +140,12 @@ def lay_out(mask: Tensor | None) -> Padded | Packed:
     lengths = mask.sum(1)
     order = lengths.argsort(stable=True)
     place = torch.arange(mask.numel(), device=mask.device).view_as(mask)
-    ordered = sorted(lengths.tolist())
-    groups = tuple((len(list(equal)), length) for length, equal in groupby(ordered) if length)
-    return Packed(place[order][mask[order]], groups, mask)
+    return Packed(place[order][mask[order]], by_length(lengths), mask)
+
+
+def by_length(lengths: Tensor) -> tuple[tuple[int, int], ...]:
+    """(B,) lengths -> how many sequences have each length above 0, and that length, from the shortest on."""
+    return tuple((len(list(equal)), length) for length, equal in groupby(sorted(lengths.tolist())) if length)
 
 
 def attend(qkv: Tensor, visible: Tensor | None, dropout: float) -> Tensor:

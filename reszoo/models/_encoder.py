@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from reszoo.errors import ReszooError, check_at_least, check_choice
-from reszoo.layers import Packed, Padded, SelfAttention, lay_out
+from reszoo.layers import DropPer, Packed, Padded, SelfAttention, StochasticDepth, drop_linearly, lay_out
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 Positions = Literal["learned", "sinusoidal"]
@@ -28,11 +29,33 @@ MakeSublayer = Callable[..., nn.Module]
 """(dim, branch, norm_eps) -> a residual sub-layer around the modules of `branch`."""
 
 
-class Branch(nn.Sequential):
-    """Modules in a row; attention among them is also told how the batch is laid out."""
+class Branch(StochasticDepth):
+    """A residual branch whose attention is told how the batch is laid out; `per="sample"` draws for each sequence."""
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
+    def forward(self, x: Tensor, rows: Padded | Packed | None = None, *context: Any) -> Tensor:
         """(..., D) -> (..., D)."""
+        if rows is None:
+            return super().forward(x)
+        if self.rate == 1:
+            return self._nothing(x)
+        if self.rate == 0 or not self.training:
+            y = self._layers(x, rows, *context)
+            return y * (1 - self.rate) if self.rate and self.per == "batch" else y
+        if torch.compiler.is_compiling():
+            count = 1 if self.per == "batch" else len(x)
+            keep = (torch.rand(count, 1, 1, device=x.device) >= self.rate).to(x.dtype)
+            return self._layers(x, rows, *context) * keep / (1 if self.per == "batch" else 1 - self.rate)
+        if self.per == "batch":
+            return self._layers(x, rows, *context) if self._draw(1) else self._nothing(x)
+        keep = self._draw(rows.batch_size(x)).to(x.device)
+        if not keep.any():
+            return self._nothing(x)
+        index, kept = rows.select(keep)
+        y = self._layers(x[index], kept, *context)
+        return y.new_zeros(x.shape).index_add(0, index, y, alpha=1 / (1 - self.rate))
+
+    def _layers(self, x: Tensor, *context: Any) -> Tensor:
+        """One layer behind the other."""
         for layer in self:
             x = layer(x, *context) if isinstance(layer, SelfAttention) else layer(x)
         return x
@@ -105,6 +128,29 @@ def encoder_blocks(
     return blocks
 
 
+def run_blocks(blocks: nn.ModuleList, x: Tensor, *context: Any, checkpoint_every: int = 0) -> Tensor:
+    """One block behind the other.
+
+    Args:
+        blocks: The stack.
+        x: (..., D).
+        context: What each block gets beside x, the layout first.
+        checkpoint_every: Blocks a segment whose inner results are computed again in the backward pass; 0 keeps all.
+    """
+
+    def run(x: Tensor, start: int, end: int) -> Tensor:
+        for block in list(blocks)[start:end]:
+            x = block(x, *context)
+        return x
+
+    if checkpoint_every == 0 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return run(x, 0, len(blocks))
+    for start in range(0, len(blocks), checkpoint_every):
+        # The blocks hold no buffers, so computing them twice leaves the same state.
+        x = checkpoint(run, x, start, start + checkpoint_every, use_reentrant=False)
+    return x
+
+
 class Encoder(nn.Module):
     """Transformer encoder over token ids.
 
@@ -121,6 +167,9 @@ class Encoder(nn.Module):
         activation: "gelu", "gelu_tanh" (its approximation in GPT-2) or "relu".
         dropout: On the embedding and on the output of every branch (Section 5.4).
         attention_dropout: On the attention weights.
+        stochastic_depth: Probability of dropping the last branch in training; it grows linearly from the first on.
+        drop_per: Whether a whole mini-batch drops a branch, or each sequence by itself.
+        checkpoint_every: Blocks a segment whose inner results are computed again in the backward pass; 0 keeps all.
         positions: "learned", or "sinusoidal", which also multiplies the token embedding by sqrt(D) (Section 3.4, 3.5).
         num_segments: Kinds of segments (BERT's token types) that get an embedding of their own; 0 for none.
         embed_norm: Whether a LayerNorm follows the embedding, as in BERT.
@@ -151,6 +200,9 @@ class Encoder(nn.Module):
         activation: Activation = "gelu",
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        drop_per: DropPer = "batch",
+        checkpoint_every: int = 0,
         positions: Positions = "learned",
         num_segments: int = 0,
         embed_norm: bool = False,
@@ -163,6 +215,7 @@ class Encoder(nn.Module):
         super().__init__()
         check_choice("pooling", pooling, ("mean", "first", "pooler", "none"))
         check_at_least("num_classes", num_classes, 0)
+        check_at_least("checkpoint_every", checkpoint_every, 0)
         if tied and (pooling != "none" or num_classes != vocab_size):
             raise ReszooError(
                 f"tied=True needs pooling='none' and num_classes equal to vocab_size, {vocab_size}; "
@@ -170,6 +223,7 @@ class Encoder(nn.Module):
             )
         self.num_features = embed_dim
         self.max_length = max_length
+        self.checkpoint_every = checkpoint_every
         self.pooling = pooling
         self.tied = tied
         self.embedding = Embedding(
@@ -186,6 +240,7 @@ class Encoder(nn.Module):
             attention_dropout=attention_dropout,
             norm_eps=norm_eps,
         )
+        drop_linearly(self.blocks, stochastic_depth, drop_per)
         self.norm = nn.LayerNorm(embed_dim, norm_eps) if final_norm else nn.Identity()
         if pooling == "pooler":
             self.pooler = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.Tanh())
@@ -230,9 +285,7 @@ class Encoder(nn.Module):
 
     def run_blocks(self, x: Tensor, rows: Padded | Packed) -> Tensor:
         """(..., D) -> (..., D), one block behind the other."""
-        for block in self.blocks:
-            x = block(x, rows)
-        return x
+        return run_blocks(self.blocks, x, rows, checkpoint_every=self.checkpoint_every)
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, L, D), zero at padded positions -> (B, D)."""

@@ -257,6 +257,54 @@ def test_silent_branches_leave_a_pre_ln_stack_at_its_embedding():
     torch.testing.assert_close(network(tokens), network.norm(network.embedding(tokens, Padded())))
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_sequence_whose_branch_is_dropped_passes_and_the_others_are_scaled(layout):
+    torch.manual_seed(0)
+    branch = Branch(SelfAttention(8, 2), nn.Linear(8, 8), rate=0.5, per="sample")
+    _, mask = ragged([3, 12, 0, 7, 3, 1])
+    rows = lay_out(mask) if layout == "packed" else Padded(mask)
+    x = rows.pack(torch.randn(6, 12, 8))
+    whole = rows.unpack(branch.eval()(x, rows))
+    dropped = rows.unpack(branch.train()(x, rows))
+    kept = dropped.abs().sum((1, 2)) > 0
+    assert 0 < kept.sum() < 5
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_stochastic_depth_averages_to_the_output_in_evaluation(per):
+    torch.manual_seed(0)
+    branch = Branch(nn.Linear(8, 8), rate=0.3, per=per)
+    rows = lay_out(ragged([3, 5], 6)[1])
+    x = torch.randn(8, 8)
+    mean = sum((branch(x, rows) + torch.zeros(8, 8)).detach() for _ in range(2000)) / 2000
+    torch.testing.assert_close(mean, branch.eval()(x, rows), rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_stochastic_depth_at_its_ends_is_the_plain_net_and_the_shortcut(rate, per):
+    plain, dropping = small(), small(stochastic_depth=rate, drop_per=per)
+    dropping.load_state_dict(plain.state_dict())
+    if rate:
+        dropping.blocks = dropping.blocks[-1:]
+        dropping.blocks[0].attention.residual.rate = 1.0
+        plain.blocks = nn.ModuleList()
+    tokens, mask = ragged([4, 12])
+    torch.testing.assert_close(dropping(tokens, mask), plain(tokens, mask))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointing_changes_no_gradient(every):
+    plain, lean = (small(depth=3, dropout=0.2, checkpoint_every=e) for e in (0, every))
+    tokens, mask = ragged([4, 12])
+    for network in (plain, lean):
+        torch.manual_seed(2)
+        network(tokens, mask).square().sum().backward()
+    for (key, p), q in zip(plain.named_parameters(), lean.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=key)
+
+
 def test_sinusoidal_positions_are_those_of_section_3_5():
     network = small(positions="sinusoidal")
     table = network.embedding.positions.table
@@ -316,3 +364,46 @@ def test_inputs_that_cannot_be_are_refused():
         small()(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(ReszooError, match="build it with num_segments"):
         small()(*ragged([3]), torch.zeros(1, 12, dtype=torch.long))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["preln_encoder", "sandwich_encoder", "deepnorm_encoder"])
+def test_96_blocks_train(name):
+    network = small(name, depth=96, checkpoint_every=10, num_classes=2)
+    tokens, mask = ragged([5, 12, 1, 9] * 4)
+    y = tokens[:, 0] % 2
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(12):
+        loss = nn.functional.cross_entropy(network(tokens, mask), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["postln_encoder", "preln_encoder"])
+def test_an_encoder_learns_which_symbol_occurs_most(name):
+    torch.manual_seed(0)
+    network = reszoo.create(name, vocab_size=4, embed_dim=32, depth=2, max_length=24, num_classes=4, dropout=0.0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=400)
+    for _ in range(400):
+        tokens, mask, y = majority(128)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(tokens, mask), y).backward()
+        optimizer.step()
+        schedule.step()
+    tokens, mask, y = majority(2000)
+    assert (network.eval()(tokens, mask).argmax(1) == y).float().mean() > 0.95
+
+
+def majority(count):
+    """Sequences of 5 to 24 symbols out of 4, of which one, the label, occurs more often than any other."""
+    mask = torch.arange(24) < torch.randint(5, 25, (2 * count, 1))
+    tokens = torch.randint(4, (2 * count, 24))
+    often = (nn.functional.one_hot(tokens, 4) * mask.unsqueeze(2)).sum(1).topk(2)
+    clear = (often.values[:, 0] > often.values[:, 1]).nonzero().flatten()[:count]
+    return tokens[clear], mask[clear], often.indices[clear, 0]
