@@ -28,6 +28,9 @@ Pooling = Literal["mean", "first", "pooler", "none"]
 MakeSublayer = Callable[..., nn.Module]
 """(dim, branch, norm_eps) -> a residual sub-layer around the modules of `branch`."""
 
+MakeAttention = Callable[[int, int, float], SelfAttention]
+"""(dim, num_heads, dropout) -> an attention layer."""
+
 
 class Branch(StochasticDepth):
     """A residual branch whose attention is told how the batch is laid out; `per="sample"` draws for each sequence."""
@@ -97,6 +100,7 @@ def encoder_blocks(
     attention_dropout: float = 0.0,
     hidden_dropout: float = 0.0,
     norm_eps: float = 1e-5,
+    make_attention: MakeAttention = SelfAttention,
 ) -> nn.ModuleList:
     """A stack of equal blocks.
 
@@ -111,12 +115,13 @@ def encoder_blocks(
         attention_dropout: On the attention weights.
         hidden_dropout: Behind the MLP's activation.
         norm_eps: Added to the variance in every LayerNorm.
+        make_attention: Builds one attention layer from (dim, num_heads, dropout).
     """
     check_at_least("depth", depth, 1)
     check_choice("activation", activation, ("gelu", "gelu_tanh", "relu"))
     blocks = nn.ModuleList()
     for _ in range(depth):
-        attention = (SelfAttention(dim, num_heads, attention_dropout), nn.Dropout(dropout))
+        attention = (make_attention(dim, num_heads, attention_dropout), nn.Dropout(dropout))
         mlp = (
             nn.Linear(dim, mlp_dim),
             nn.ReLU() if activation == "relu" else nn.GELU("tanh" if activation == "gelu_tanh" else "none"),
@@ -157,6 +162,7 @@ class Encoder(nn.Module):
     Args:
         sublayer: Builds one residual sub-layer around its branch.
         final_norm: Whether a LayerNorm follows the last block, as it must where the sub-layers leave the sum as it is.
+        make_attention: Builds one attention layer from (dim, num_heads, dropout).
         vocab_size: Number of token ids V; BERT has 30,522 word pieces.
         embed_dim: Width D.
         depth: Blocks, each of an attention and an MLP sub-layer.
@@ -189,6 +195,7 @@ class Encoder(nn.Module):
         self,
         sublayer: MakeSublayer,
         final_norm: bool,
+        make_attention: MakeAttention = SelfAttention,
         *,
         vocab_size: int = 30_522,
         embed_dim: int = 64,
@@ -239,6 +246,7 @@ class Encoder(nn.Module):
             dropout=dropout,
             attention_dropout=attention_dropout,
             norm_eps=norm_eps,
+            make_attention=make_attention,
         )
         drop_linearly(self.blocks, stochastic_depth, drop_per)
         self.norm = nn.LayerNorm(embed_dim, norm_eps) if final_norm else nn.Identity()

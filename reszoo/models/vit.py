@@ -120,7 +120,7 @@ class VisionTransformer(nn.Module):
                 f"build it with image_size={list(x.shape[2:])} (loading its state then resizes the position table)"
             )
         x = self.stem(x).flatten(2).transpose(1, 2)  # (N, L, D)
-        x = torch.cat((self.class_token.expand(len(x), -1, -1), x), 1)  # (N, 1 + L, D)
+        x = torch.cat((self.class_token.expand(x.shape[0], -1, -1), x), 1)  # (N, 1 + L, D)
         x = self.dropout(x + self.positions)
         return self.norm(run_blocks(self.blocks, x, checkpoint_every=self.checkpoint_every))
 
