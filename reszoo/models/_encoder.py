@@ -265,7 +265,7 @@ class Encoder(nn.Module):
 
     def features(self, tokens: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, L) ids, mask and segments -> (B, L, D), zero at padded positions."""
-        rows = lay_out(mask)
+        rows = self._lay_out(tokens, mask)
         return rows.unpack(self._encode(tokens, rows, segments))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
@@ -280,12 +280,23 @@ class Encoder(nn.Module):
             (B, K), or without pooling (B, L, K) with zeros at padded positions; D in place of K without classes. A
             sequence without a real token is pooled to a zero vector.
         """
-        rows = lay_out(mask)
+        rows = self._lay_out(tokens, mask)
         x = self._encode(tokens, rows, segments)
         if self.pooling != "none":
             return self.head(self._pool(rows.unpack(x), mask))
         x = self.head(x, self.embedding.tokens.weight) if self.tied else self.head(x)
         return rows.unpack(x)
+
+    def _lay_out(self, tokens: Tensor, mask: Tensor | None) -> Padded | Packed:
+        """The batch's layout, once its mask has been found to fit."""
+        if mask is not None and mask.dtype != torch.bool:
+            raise ReszooError(f"mask must be bool, True at real tokens, got {mask.dtype}; pass mask.bool()")
+        if mask is not None and mask.shape != tokens.shape:
+            raise ReszooError(
+                f"mask must have the shape of the tokens, {list(tokens.shape)}, got {list(mask.shape)}; pass one truth "
+                f"value for each token"
+            )
+        return lay_out(mask)
 
     def _encode(self, tokens: Tensor, rows: Padded | Packed, segments: Tensor | None) -> Tensor:
         """(B, L) ids -> (..., D)."""

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import reszoo
+from reszoo.cli.benchmark.encoder_padding import joined
 from reszoo.errors import ReszooError
 from reszoo.layers import Packed, Padded, SelfAttention, lay_out
 from reszoo.models._encoder import Branch
@@ -49,35 +50,8 @@ def bert_pair(depth=2):
     ours = reszoo.create(
         "bert_base", vocab_size=60, embed_dim=32, depth=depth, num_heads=4, mlp_dim=64, max_length=24, dropout=0.0
     )
-    ours.load_state_dict(under_our_names(theirs.state_dict()))
+    ours.load_state_dict(joined(theirs.state_dict()))
     return ours.eval(), theirs.eval()
-
-
-def under_our_names(theirs):
-    """BertModel's tensors by our names, query, key and value joined."""
-    ours = {}
-    for key, value in theirs.items():
-        for old, new in (
-            ("embeddings.word_embeddings", "embedding.tokens"),
-            ("embeddings.position_embeddings", "embedding.positions"),
-            ("embeddings.token_type_embeddings", "embedding.segments"),
-            ("embeddings.LayerNorm", "embedding.norm"),
-            ("encoder.layer", "blocks"),
-            ("attention.output.dense", "attention.residual.0.out"),
-            ("attention.output.LayerNorm", "attention.norm"),
-            ("intermediate.dense", "mlp.residual.0"),
-            ("output.dense", "mlp.residual.3"),
-            ("output.LayerNorm", "mlp.norm"),
-            ("pooler.dense", "pooler.0"),
-        ):
-            key = key.replace(old, new)
-        if ".self.query." in key:
-            original = key.replace("blocks", "encoder.layer")
-            parts = [theirs[original.replace("query", part)] for part in ("query", "key", "value")]
-            ours[key.replace("self.query", "residual.0.qkv")] = torch.cat(parts)
-        elif ".self." not in key:
-            ours[key] = value
-    return ours
 
 
 @pytest.mark.parametrize(("name", "expected"), [("bert_base", 109_482_240), ("bert_large", 335_141_888)])
@@ -117,7 +91,7 @@ def test_its_gradients_equal_those_of_transformers_bert():
     tokens, mask = ragged([3, 24, 1, 8], 24, 60)
     theirs(input_ids=tokens, attention_mask=mask.long()).pooler_output.square().sum().backward()
     ours(tokens, mask).square().sum().backward()
-    expected = under_our_names({key: p.grad for key, p in theirs.named_parameters()})
+    expected = joined({key: p.grad for key, p in theirs.named_parameters()})
     for key, p in ours.named_parameters():
         torch.testing.assert_close(p.grad, expected[key], rtol=1e-3, atol=1e-5 * expected[key].abs().max().item())
 
@@ -139,6 +113,13 @@ def test_a_padded_batch_is_packed_and_a_full_one_is_not():
     assert rows.groups == ((2, 3), (1, 12))
     assert rows.pack(mask).shape == (18,)
     assert isinstance(lay_out(torch.ones_like(mask)), Padded)
+
+
+def test_attention_of_an_accelerator_which_pads_inside_equals_that_of_the_cpu():
+    rows = lay_out(ragged([3, 12, 0, 3])[1])
+    qkv = torch.randn(18, 3, 2, 4)
+    padded = rows.pack(Padded(rows.mask).attend(rows.unpack(qkv), 0.0))
+    torch.testing.assert_close(rows.attend(qkv, 0.0), padded)
 
 
 def test_linear_layers_see_the_real_tokens_alone():
@@ -364,6 +345,10 @@ def test_inputs_that_cannot_be_are_refused():
         small()(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(ReszooError, match="build it with num_segments"):
         small()(*ragged([3]), torch.zeros(1, 12, dtype=torch.long))
+    with pytest.raises(ReszooError, match=r"mask must be bool.*got torch.int64.*mask.bool\(\)"):
+        small()(ragged([3])[0], ragged([3])[1].long())
+    with pytest.raises(ReszooError, match=r"mask must have the shape of the tokens, \[1, 12\], got \[1, 11\]"):
+        small()(ragged([3])[0], ragged([3], 11)[1])
 
 
 @pytest.mark.slow
