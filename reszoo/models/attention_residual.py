@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from reszoo.errors import ReszooError
 from reszoo.layers import Packed, Padded
-from reszoo.models._encoder import Branch, Encoder
+from reszoo.models._encoder import Encoder
+from reszoo.models._encoder_blocks import Branch
 from reszoo.models._registry import register
 
 

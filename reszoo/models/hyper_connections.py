@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from reszoo.errors import check_at_least
 from reszoo.layers import Packed, Padded
-from reszoo.models._encoder import Branch, Encoder
+from reszoo.models._encoder import Encoder
+from reszoo.models._encoder_blocks import Branch
 from reszoo.models._registry import register
 
 LOG_START = 8.0  # logarithm of the diagonal over the entries beside it, in a doubly stochastic matrix at first

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from reszoo.layers import SelfAttention
-from reszoo.models._encoder import Branch, Encoder, Pooling
+from reszoo.models._encoder import Encoder, Pooling
+from reszoo.models._encoder_blocks import Branch
 from reszoo.models._registry import register
 
 

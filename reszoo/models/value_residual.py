@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from reszoo.errors import ReszooError
 from reszoo.layers import Packed, Padded, SelfAttention
-from reszoo.models._encoder import Branch, Encoder, EncoderBlock, run_blocks
+from reszoo.models._encoder import Encoder
+from reszoo.models._encoder_blocks import Branch, EncoderBlock, run_blocks
 from reszoo.models._registry import register
 from reszoo.models.transformer import PreLN
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reszoo.errors import ReszooError, check_at_least
 from reszoo.layers import DropPer, drop_linearly
-from reszoo.models._encoder import Activation, encoder_blocks, init_weights, run_blocks
+from reszoo.models._encoder_blocks import Activation, encoder_blocks, init_weights, run_blocks
 from reszoo.models._registry import register
 from reszoo.models.transformer import PreLN
 

@@ -7,7 +7,7 @@ from torch import nn
 import reszoo
 from reszoo.errors import ReszooError
 from reszoo.layers import SelfAttention
-from reszoo.models._encoder import encoder_blocks
+from reszoo.models._encoder_blocks import encoder_blocks
 from reszoo.models.transformer import PreLN
 from reszoo.models.vit import resize_position_table
 
