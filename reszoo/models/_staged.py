@@ -6,13 +6,13 @@ Shapes: N batch, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from reszoo.errors import check_at_least, check_choice
-from reszoo.layers import he_init
+from reszoo.layers import he_init, run_in_segments
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -28,10 +28,14 @@ class StagedNetwork(nn.Module):
         widths: Width of each stage; every stage but the first halves the resolution.
         depths: Number of blocks of each stage, each at least 1.
         block: Builds one block.
+        stem_width: Channels of the stem; None for the first stage's width.
         num_classes: Outputs of the head; 0 gives the pooled features.
         in_chans: Channels of the images, at least 1.
+        checkpoint_every: Blocks whose inner results are computed again in the backward pass instead of being kept; 0
+            keeps everything. About the square root of the number of blocks needs the least memory.
 
     Attributes:
+        final: What follows the last stage, nothing here; pre-activation networks close with BatchNorm and ReLU.
         num_features: Channels of the last stage.
         stage_channels: Channels of each stage's feature map.
     """
@@ -42,18 +46,21 @@ class StagedNetwork(nn.Module):
         widths: Sequence[int],
         depths: Sequence[int],
         block: BuildBlock,
+        stem_width: int | None = None,
         *,
         num_classes: int = 10,
         in_chans: int = 3,
+        checkpoint_every: int = 0,
     ) -> None:
         super().__init__()
         check_choice("stem", stem, ("cifar", "imagenet"))
         check_at_least("in_chans", in_chans, 1)
         check_at_least("num_classes", num_classes, 0)
-        self.stem = cifar_stem(in_chans, widths[0]) if stem == "cifar" else imagenet_stem(in_chans, widths[0])
+        check_at_least("checkpoint_every", checkpoint_every, 0)
+        channels = widths[0] if stem_width is None else stem_width
+        self.stem = cifar_stem(in_chans, channels) if stem == "cifar" else imagenet_stem(in_chans, channels)
         self.stages = nn.Sequential()
         self.stage_channels: list[int] = []
-        channels = widths[0]
         for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
             check_at_least("blocks per stage", depth, 1)
             stage = nn.Sequential()
@@ -63,10 +70,12 @@ class StagedNetwork(nn.Module):
                 channels = added.out_channels
             self.stages.append(stage)
             self.stage_channels.append(channels)
+        self.final: nn.Module = nn.Identity()
         self.num_features = channels
         self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
         self.image_size = 32 if stem == "cifar" else 224
         self.in_chans = in_chans
+        self.checkpoint_every = checkpoint_every
         he_init(self)
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
@@ -78,13 +87,16 @@ class StagedNetwork(nn.Module):
         maps = []
         x = self.stem(x)
         for stage in self.stages:
-            x = stage(x)
+            x = run_in_segments(cast(nn.Sequential, stage), x, self.checkpoint_every)
             maps.append(x)
-        return maps
+        return [*maps[:-1], self.final(maps[-1])]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) -> (N, K), or the pooled (N, num_features) without a head."""
-        x = self.stages(self.stem(x))  # (N, num_features, h, w)
+        x = self.stem(x)
+        for stage in self.stages:
+            x = run_in_segments(cast(nn.Sequential, stage), x, self.checkpoint_every)
+        x = self.final(x)  # (N, num_features, h, w)
         x = x.mean((2, 3))  # (N, num_features)
         return self.head(x)
 
