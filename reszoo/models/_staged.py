@@ -29,6 +29,7 @@ class StagedNetwork(nn.Module):
         depths: Number of blocks of each stage, each at least 1.
         block: Builds one block.
         stem_width: Channels of the stem; None for the first stage's width.
+        norm: Builds what follows the stem's convolution from its channels.
         num_classes: Outputs of the head; 0 gives the pooled features.
         in_chans: Channels of the images, at least 1.
         checkpoint_every: Blocks whose inner results are computed again in the backward pass instead of being kept; 0
@@ -47,6 +48,7 @@ class StagedNetwork(nn.Module):
         depths: Sequence[int],
         block: BuildBlock,
         stem_width: int | None = None,
+        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
         *,
         num_classes: int = 10,
         in_chans: int = 3,
@@ -58,7 +60,8 @@ class StagedNetwork(nn.Module):
         check_at_least("num_classes", num_classes, 0)
         check_at_least("checkpoint_every", checkpoint_every, 0)
         channels = widths[0] if stem_width is None else stem_width
-        self.stem = cifar_stem(in_chans, channels) if stem == "cifar" else imagenet_stem(in_chans, channels)
+        build_stem = cifar_stem if stem == "cifar" else imagenet_stem
+        self.stem = build_stem(in_chans, channels, norm(channels))
         self.stages = nn.Sequential()
         self.stage_channels: list[int] = []
         for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
@@ -101,16 +104,16 @@ class StagedNetwork(nn.Module):
         return self.head(x)
 
 
-def cifar_stem(in_chans: int, width: int) -> nn.Sequential:
+def cifar_stem(in_chans: int, width: int, norm: nn.Module) -> nn.Sequential:
     """A 3x3 convolution at full resolution (Section 4.2)."""
-    return nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1, bias=False), norm, nn.ReLU())
 
 
-def imagenet_stem(in_chans: int, width: int) -> nn.Sequential:
+def imagenet_stem(in_chans: int, width: int, norm: nn.Module) -> nn.Sequential:
     """A 7x7 convolution and a max pooling, each of stride 2 (Table 1)."""
     return nn.Sequential(
         nn.Conv2d(in_chans, width, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(width),
+        norm,
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
