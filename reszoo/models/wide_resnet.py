@@ -90,6 +90,12 @@ def wide_bottleneck_resnet(depths: Sequence[int], stride_in: StrideIn, **options
 
 
 @register
+def wrn10_1(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> PreActResNet:
+    """WRN-10-1: n = 1, the smallest of the family."""
+    return wide_resnet(10, 1, dropout, shortcut=shortcut, **options)
+
+
+@register
 def wrn16_4(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> PreActResNet:
     """WRN-16-4: 2.7M parameters."""
     return wide_resnet(16, 4, dropout, shortcut=shortcut, **options)
