@@ -1,6 +1,6 @@
 import torch
 
-# Threads waiting for each other slow small networks down a hundredfold on a busy machine; one thread repeats to the bit.
+# Threads waiting for each other slow small networks down a hundredfold on a busy machine; one repeats to the bit.
 torch.set_num_threads(1)
 
 

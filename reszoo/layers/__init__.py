@@ -1,6 +1,8 @@
 """Layers that two or more families share."""
 
 from reszoo.layers.attention import Packed, Padded, SelfAttention, lay_out
+from reszoo.layers.branch_scale import BranchScale, LayerScale, ScalarScale, cait_initial, scale_branches
+from reszoo.layers.checkpoint import recompute, run_in_segments
 from reszoo.layers.initialize import he_init
 from reszoo.layers.shortcut import (
     MakeShortcut,
@@ -13,19 +15,26 @@ from reszoo.layers.shortcut import (
 from reszoo.layers.stochastic_depth import DropPer, StochasticDepth, drop_linearly, linear_rates
 
 __all__ = [
+    "BranchScale",
     "DropPer",
+    "LayerScale",
     "MakeShortcut",
     "Packed",
     "Padded",
     "ProjectionShortcut",
+    "ScalarScale",
     "SelfAttention",
     "Shortcut",
     "StochasticDepth",
     "ZeroPadShortcut",
     "ZeroPadding",
+    "cait_initial",
     "drop_linearly",
     "he_init",
     "lay_out",
     "linear_rates",
+    "recompute",
+    "run_in_segments",
+    "scale_branches",
     "shortcut_maker",
 ]

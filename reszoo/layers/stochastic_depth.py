@@ -32,8 +32,8 @@ class StochasticDepth(nn.Sequential):
 
     The parameters of a dropped branch get no gradient (None), so an optimizer neither moves nor decays them in that
     step. Only among several processes do they get a zero gradient, because DistributedDataParallel waits for every
-    parameter. That makes it safe for each process to draw for itself, as each has its own mini-batch; only a branch with
-    SyncBatchNorm, whose processes wait for each other, follows the draw of process 0.
+    parameter. That makes it safe for each process to draw for itself, as each has its own mini-batch; only a branch
+    with SyncBatchNorm, whose processes wait for each other, follows the draw of process 0.
 
     Args:
         layers: The layers of the branch, as for `nn.Sequential`.
@@ -60,14 +60,14 @@ class StochasticDepth(nn.Sequential):
         return y * (1 - self.rate) if self.per == "batch" else y
 
     def _drop_batch(self, x: Tensor) -> Tensor:
-        """The paper's b F(x)."""
+        """Return the paper's b F(x), with one b for all."""
         if torch.compiler.is_compiling():
             y = super().forward(x)
             return torch.where(torch.rand((), device=x.device) >= self.rate, y, 0)
         return super().forward(x) if self._draw(1) else self._nothing(x)
 
     def _drop_samples(self, x: Tensor) -> Tensor:
-        """b F(x) / (1 - rate), with one b a sample."""
+        """Return b F(x) / (1 - rate), with one b a sample."""
         scale = 1 / (1 - self.rate)
         if torch.compiler.is_compiling():
             return _mask(super().forward(x), torch.rand(len(x), device=x.device) >= self.rate) * scale
@@ -128,5 +128,5 @@ def _distributed() -> bool:
 
 
 def _mask(y: Tensor, keep: Tensor) -> Tensor:
-    """y with the samples that are not kept set to zero."""
+    """Set the samples of y that are not kept to zero."""
     return torch.where(keep.view(-1, *[1] * (y.dim() - 1)), y, 0)

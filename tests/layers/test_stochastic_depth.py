@@ -5,6 +5,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import reszoo
 from reszoo.errors import ReszooError
 from reszoo.layers import StochasticDepth, drop_linearly, linear_rates
 from reszoo.layers.stochastic_depth import MASK_UP_TO
@@ -167,35 +168,36 @@ def test_export_in_training_mode_masks(per):
     assert 0 < dropped.sum() < 80
 
 
-def train_ddp(rank, folder, per, synchronised):
+def train_ddp(rank, folder, per, every):
     """Four steps of one of two processes; every parameter ends equal on both."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{per}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(rank)  # the draws of the two processes differ
-    network = nn.Sequential(*(Block(rate=0.7, per=per) for _ in range(4)))
-    parallel, draws = DistributedDataParallel(network), []
-    for block in network:
-        block.residual[0].register_forward_hook(lambda *_: draws.append(1))
+    network, draws = reszoo.create("resnet14", stochastic_depth=0.9, drop_per=per, checkpoint_every=every), []
+    branches = [m for m in network.modules() if isinstance(m, StochasticDepth)]
+    for branch in branches:
+        branch[0].register_forward_hook(lambda *_: draws.append(1))
+    parallel = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     for _ in range(4):
         optimizer.zero_grad()
-        parallel(torch.randn(3, 3, 4, 4)).square().mean().backward()
+        parallel(torch.randn(3, 3, 8, 8)).square().mean().backward()
         assert all(p.grad is not None for p in network.parameters())
         optimizer.step()
-    assert len(draws) < 16  # so some branch was skipped
-    mine = torch.cat([p.detach().flatten() for p in network.parameters()])
-    other = mine.clone()
-    dist.broadcast(other, 0)
-    assert torch.equal(mine, other)
-    if synchronised:  # SyncBatchNorm itself needs an accelerator; that it shares the draw does not
-        branch = StochasticDepth(nn.SyncBatchNorm(3), rate=0.5, per=per)
-        mine = torch.stack([branch._draw(3) for _ in range(8)])
-        other = mine.clone()
-        dist.broadcast(other, 0)
-        assert torch.equal(mine, other)
+    assert every or len(draws) < 4 * len(branches)  # so some branch was skipped
+    assert_same_everywhere(torch.cat([p.detach().flatten() for p in network.parameters()]))
+    # SyncBatchNorm itself needs an accelerator; that it shares the draw does not.
+    branch = StochasticDepth(nn.SyncBatchNorm(3), rate=0.5, per=per)
+    assert_same_everywhere(torch.stack([branch._draw(3) for _ in range(8)]))
     dist.destroy_process_group()
 
 
+def assert_same_everywhere(mine):
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(mine, first)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_two_processes_train_without_looking_for_unused_parameters(per, tmp_path):
-    mp.spawn(train_ddp, (tmp_path, per, True), nprocs=2)
+@pytest.mark.parametrize(("per", "every"), [("batch", 0), ("sample", 0), ("batch", 2)])
+def test_two_processes_train_without_looking_for_unused_parameters(per, every, tmp_path):
+    mp.spawn(train_ddp, (tmp_path, per, every), nprocs=2)

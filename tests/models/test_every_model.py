@@ -28,7 +28,8 @@ def smallest_of_each_file():
     by_file: dict[str, str] = {}
     for name in sorted(reszoo.list_models(), key=count):
         by_file.setdefault(factory_of(name).__module__, name)
-    return pytest.mark.parametrize("name", sorted(by_file.values()))
+    marks = {name: () if count(name) <= QUICK else (pytest.mark.slow,) for name in by_file.values()}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in sorted(marks)])
 
 
 def scalar(output) -> torch.Tensor:
