@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError, check_at_least
-from reszoo.layers import DropPer, drop_linearly
-from reszoo.models._encoder_blocks import Activation, encoder_blocks, init_weights, run_blocks
+from reszoo.layers import DropPer, LayerScale, cait_initial, drop_linearly
+from reszoo.models._encoder_blocks import Activation, Branch, encoder_blocks, init_weights, run_blocks
 from reszoo.models._registry import register
 from reszoo.models.transformer import PreLN
 
@@ -41,6 +41,7 @@ class VisionTransformer(nn.Module):
         stochastic_depth: Probability of dropping the last branch in training; it grows linearly from the first on.
         drop_per: Whether a whole mini-batch drops a branch, or each image by itself.
         checkpoint_every: Blocks a segment whose inner results are computed again in the backward pass; 0 keeps all.
+        layer_scale: Whether every branch ends in a trained factor a channel, small at first (CaiT, arXiv:2103.17239).
         norm_eps: Added to the variance in every LayerNorm.
         num_classes: Outputs of the head; 0 gives the class token's features.
 
@@ -65,6 +66,7 @@ class VisionTransformer(nn.Module):
         stochastic_depth: float = 0.0,
         drop_per: DropPer = "sample",
         checkpoint_every: int = 0,
+        layer_scale: bool = False,
         norm_eps: float = 1e-6,
         num_classes: int = 1000,
     ) -> None:
@@ -93,6 +95,9 @@ class VisionTransformer(nn.Module):
             hidden_dropout=dropout,
             norm_eps=norm_eps,
         )
+        if layer_scale:
+            for branch in [module for module in self.blocks.modules() if isinstance(module, Branch)]:
+                branch.append(LayerScale(embed_dim, cait_initial(depth)))
         drop_linearly(self.blocks, stochastic_depth, drop_per)
         self.norm = nn.LayerNorm(embed_dim, norm_eps)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()

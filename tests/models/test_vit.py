@@ -57,6 +57,16 @@ def test_it_equals_timm(ours, theirs, options):
         assert ((network(x) - expected).abs().max() / expected.abs().max()).item() < 1e-5
 
 
+def test_with_layer_scale_it_equals_timm():
+    reference = randomize(timm.create_model("vit_tiny_patch16_224", depth=2, init_values=0.1))
+    network = reszoo.create("vit_ti16", depth=2, layer_scale=True).eval()
+    assert [p.mean().item() for key, p in network.named_parameters() if "gamma" in key] == pytest.approx([0.1] * 4)
+    network.load_state_dict(in_our_order(network, reference))
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
 def test_it_equals_torchvision():
     reference = torchvision.models.VisionTransformer(224, 16, 2, 12, 768, 3072)
     network = reszoo.create("vit_b16", depth=2).eval()
