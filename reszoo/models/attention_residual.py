@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError
@@ -39,7 +38,7 @@ class DepthAttention(nn.Module):
 
     def forward(self, outputs: Tensor) -> Tensor:
         """(S, ..., D) -> (..., D)."""
-        keys = F.rms_norm(outputs, outputs.shape[-1:], eps=self.norm_eps)
+        keys = outputs * (outputs.square().mean(-1, keepdim=True) + self.norm_eps).rsqrt()  # RMSNorm
         share = torch.softmax(keys @ self.query, 0)  # (S, ...)
         return (share.unsqueeze(-1) * outputs).sum(0)
 
