@@ -25,3 +25,9 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     choices = list(choices)
     if value not in choices:
         raise ReszooError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}")
+
+
+def check_between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside the closed interval from `low` to `high` (and NaN)."""
+    if not low <= value <= high:
+        raise ReszooError(f"{name} must be between {low} and {high}, got {value}")

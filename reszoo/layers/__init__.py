@@ -1,5 +1,8 @@
 """Layers that two or more families share."""
 
+from reszoo.layers.attention import Packed, Padded, SelfAttention, lay_out
+from reszoo.layers.branch_scale import BranchScale, LayerScale, ScalarScale, cait_initial, scale_branches
+from reszoo.layers.checkpoint import recompute, run_in_segments
 from reszoo.layers.frozen_norm import FrozenBatchNorm2d, freeze_batch_norm
 from reszoo.layers.initialize import he_init
 from reszoo.layers.shortcut import (
@@ -10,15 +13,31 @@ from reszoo.layers.shortcut import (
     ZeroPadShortcut,
     shortcut_maker,
 )
+from reszoo.layers.stochastic_depth import DropPer, StochasticDepth, drop_linearly, linear_rates
 
 __all__ = [
+    "BranchScale",
+    "DropPer",
     "FrozenBatchNorm2d",
+    "LayerScale",
     "MakeShortcut",
+    "Packed",
+    "Padded",
     "ProjectionShortcut",
+    "ScalarScale",
+    "SelfAttention",
     "Shortcut",
+    "StochasticDepth",
     "ZeroPadShortcut",
     "ZeroPadding",
+    "cait_initial",
+    "drop_linearly",
     "freeze_batch_norm",
     "he_init",
+    "lay_out",
+    "linear_rates",
+    "recompute",
+    "run_in_segments",
+    "scale_branches",
     "shortcut_maker",
 ]

@@ -51,18 +51,28 @@ class ZeroPadShortcut(nn.Module):
 
 
 class ProjectionShortcut(nn.Sequential):
-    """Options B and C: a 1x1 convolution to the new shape, followed by BatchNorm as in all public code."""
+    """Options B and C: a 1x1 convolution to the new shape.
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
-        super().__init__(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        stride: Stride of the convolution.
+        norm: Whether BatchNorm follows, as in all public code of ResNet v1 and in none of v2.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1, norm: bool = True) -> None:
+        super().__init__(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False))
+        if norm:
+            self.append(nn.BatchNorm2d(out_channels))
 
 
-def shortcut_maker(option: Shortcut, zero_padding: ZeroPadding = "append") -> MakeShortcut:
+def shortcut_maker(option: Shortcut, zero_padding: ZeroPadding = "append", norm: bool = True) -> MakeShortcut:
     """A function (in_channels, out_channels, stride) -> the shortcut of one block (Section 4.1).
 
     Args:
         option: A, zeros for new channels; B, projection where the shape changes; C, projection everywhere.
         zero_padding: How option A pads; only A takes another than the default.
+        norm: Whether BatchNorm follows a projection.
 
     Raises:
         ReszooError: The option or the padding is unknown, or a padding is given that the option would not use.
@@ -79,6 +89,6 @@ def shortcut_maker(option: Shortcut, zero_padding: ZeroPadding = "append") -> Ma
             return nn.Identity()
         if option == "A":
             return ZeroPadShortcut(out_channels - in_channels, stride, zero_padding)
-        return ProjectionShortcut(in_channels, out_channels, stride)
+        return ProjectionShortcut(in_channels, out_channels, stride, norm)
 
     return make

@@ -6,13 +6,13 @@ Shapes: N batch, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from reszoo.errors import check_at_least, check_choice
-from reszoo.layers import he_init
+from reszoo.layers import he_init, run_in_segments
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -28,10 +28,15 @@ class StagedNetwork(nn.Module):
         widths: Width of each stage; every stage but the first halves the resolution.
         depths: Number of blocks of each stage, each at least 1.
         block: Builds one block.
+        stem_width: Channels of the stem; None for the first stage's width.
+        norm: Builds what follows the stem's convolution from its channels.
         num_classes: Outputs of the head; 0 gives the pooled features.
         in_chans: Channels of the images, at least 1.
+        checkpoint_every: Blocks whose inner results are computed again in the backward pass instead of being kept; 0
+            keeps everything. About the square root of the number of blocks needs the least memory.
 
     Attributes:
+        final: What follows the last stage, nothing here; pre-activation networks close with BatchNorm and ReLU.
         num_features: Channels of the last stage.
         stage_channels: Channels of each stage's feature map.
     """
@@ -42,18 +47,23 @@ class StagedNetwork(nn.Module):
         widths: Sequence[int],
         depths: Sequence[int],
         block: BuildBlock,
+        stem_width: int | None = None,
+        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
         *,
         num_classes: int = 10,
         in_chans: int = 3,
+        checkpoint_every: int = 0,
     ) -> None:
         super().__init__()
         check_choice("stem", stem, ("cifar", "imagenet"))
         check_at_least("in_chans", in_chans, 1)
         check_at_least("num_classes", num_classes, 0)
-        self.stem = cifar_stem(in_chans, widths[0]) if stem == "cifar" else imagenet_stem(in_chans, widths[0])
+        check_at_least("checkpoint_every", checkpoint_every, 0)
+        channels = widths[0] if stem_width is None else stem_width
+        build_stem = cifar_stem if stem == "cifar" else imagenet_stem
+        self.stem = build_stem(in_chans, channels, norm(channels))
         self.stages = nn.Sequential()
         self.stage_channels: list[int] = []
-        channels = widths[0]
         for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
             check_at_least("blocks per stage", depth, 1)
             stage = nn.Sequential()
@@ -63,10 +73,12 @@ class StagedNetwork(nn.Module):
                 channels = added.out_channels
             self.stages.append(stage)
             self.stage_channels.append(channels)
+        self.final: nn.Module = nn.Identity()
         self.num_features = channels
         self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
         self.image_size = 32 if stem == "cifar" else 224
         self.in_chans = in_chans
+        self.checkpoint_every = checkpoint_every
         he_init(self)
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
@@ -78,27 +90,30 @@ class StagedNetwork(nn.Module):
         maps = []
         x = self.stem(x)
         for stage in self.stages:
-            x = stage(x)
+            x = run_in_segments(cast(nn.Sequential, stage), x, self.checkpoint_every)
             maps.append(x)
-        return maps
+        return [*maps[:-1], self.final(maps[-1])]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_chans, H, W) -> (N, K), or the pooled (N, num_features) without a head."""
-        x = self.stages(self.stem(x))  # (N, num_features, h, w)
+        x = self.stem(x)
+        for stage in self.stages:
+            x = run_in_segments(cast(nn.Sequential, stage), x, self.checkpoint_every)
+        x = self.final(x)  # (N, num_features, h, w)
         x = x.mean((2, 3))  # (N, num_features)
         return self.head(x)
 
 
-def cifar_stem(in_chans: int, width: int) -> nn.Sequential:
+def cifar_stem(in_chans: int, width: int, norm: nn.Module) -> nn.Sequential:
     """A 3x3 convolution at full resolution (Section 4.2)."""
-    return nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1, bias=False), norm, nn.ReLU())
 
 
-def imagenet_stem(in_chans: int, width: int) -> nn.Sequential:
+def imagenet_stem(in_chans: int, width: int, norm: nn.Module) -> nn.Sequential:
     """A 7x7 convolution and a max pooling, each of stride 2 (Table 1)."""
     return nn.Sequential(
         nn.Conv2d(in_chans, width, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(width),
+        norm,
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     )

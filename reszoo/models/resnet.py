@@ -4,7 +4,8 @@ Paper: He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:151
 family of Section 4.2, the ImageNet networks the columns of Table 1; equation and table numbers refer to this paper.
 
 Departures, each an option: `stride_in="3x3"` (the "v1.5" of fb.resnet.torch and torchvision), `zero_gamma` (Goyal et
-al. 2017, arXiv:1706.02677), and the zero paddings other than the paper's.
+al. 2017, arXiv:1706.02677), `branch_scale`, `stochastic_depth` (Huang et al. 2016, arXiv:1603.09382), and the zero
+paddings other than the paper's. The CIFAR bottlenecks are the baselines of He et al. 2016b, arXiv:1603.05027.
 
 Shapes: N batch, C channels, H height, W width, K classes.
 """
@@ -17,7 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from reszoo.errors import check_choice
-from reszoo.layers import MakeShortcut, Shortcut, ZeroPadding, shortcut_maker
+from reszoo.layers import (
+    BranchScale,
+    DropPer,
+    MakeShortcut,
+    Shortcut,
+    StochasticDepth,
+    ZeroPadding,
+    drop_linearly,
+    scale_branches,
+    shortcut_maker,
+)
 from reszoo.models._registry import register
 from reszoo.models._staged import StagedNetwork, Stem
 
@@ -37,7 +48,7 @@ class BasicBlock(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, shortcut: MakeShortcut) -> None:
         super().__init__()
         self.out_channels = width
-        self.residual = basic_branch(in_channels, width, stride)
+        self.residual = StochasticDepth(*basic_branch(in_channels, width, stride))
         self.shortcut = shortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +73,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         check_choice("stride_in", stride_in, ("1x1", "3x3"))
         self.out_channels = 4 * width
-        self.residual = bottleneck_branch(in_channels, width, stride, stride_in)
+        self.residual = StochasticDepth(*bottleneck_branch(in_channels, width, stride, stride_in))
         self.shortcut = shortcut(in_channels, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,6 +122,12 @@ class ResNet(StagedNetwork):
         zero_padding: How option A pads; "append" is the paper's. See `ZeroPadShortcut`.
         zero_gamma: Start the last BatchNorm scale of each branch at 0, so that every block begins as its shortcut
             (Goyal et al. 2017, Section 5.1).
+        branch_scale: A trained factor behind each branch: "rezero" one number, "layer_scale" one a channel. See
+            `scale_branches`.
+        stochastic_depth: Rate at which training drops the last branch; the others follow the linear rule
+            (Huang et al. 2016).
+        drop_per: What one draw of stochastic depth decides for. See `StochasticDepth`.
+        checkpoint_every: Blocks a segment whose inner results are computed again in the backward pass; 0 keeps all.
     """
 
     def __init__(
@@ -125,14 +142,22 @@ class ResNet(StagedNetwork):
         shortcut: Shortcut = "A",
         zero_padding: ZeroPadding = "append",
         zero_gamma: bool = False,
+        branch_scale: BranchScale = "none",
+        stochastic_depth: float = 0.0,
+        drop_per: DropPer = "batch",
+        checkpoint_every: int = 0,
     ) -> None:
         make_shortcut = shortcut_maker(shortcut, zero_padding)
         build = partial(_with_shortcut, block, make_shortcut)
-        super().__init__(stem, widths, depths, build, num_classes=num_classes, in_chans=in_chans)
+        super().__init__(
+            stem, widths, depths, build, num_classes=num_classes, in_chans=in_chans, checkpoint_every=checkpoint_every
+        )
         if zero_gamma:
             for module in self.modules():
-                if isinstance(module, BasicBlock | Bottleneck):
-                    nn.init.zeros_(cast(nn.BatchNorm2d, module.residual[-1]).weight)
+                if isinstance(module, StochasticDepth):
+                    nn.init.zeros_(cast(nn.BatchNorm2d, module[-1]).weight)
+        scale_branches(self, branch_scale)
+        drop_linearly(self, stochastic_depth, drop_per)
 
 
 def _with_shortcut(
@@ -149,6 +174,11 @@ def _with_shortcut(
 def cifar_resnet(blocks_per_stage: int, **options: Any) -> ResNet:
     """The paper's n blocks in each of three stages of 16, 32 and 64 channels: 6n + 2 layers."""
     return ResNet("cifar", (16, 32, 64), (blocks_per_stage,) * 3, BasicBlock, **options)
+
+
+def cifar_bottleneck_resnet(blocks_per_stage: int, **options: Any) -> ResNet:
+    """Three stages of n bottlenecks with 64, 128 and 256 output channels: 9n + 2 layers (He et al. 2016b)."""
+    return ResNet("cifar", (16, 32, 64), (blocks_per_stage,) * 3, Bottleneck, **options)
 
 
 def imagenet_resnet(block: Callable[..., nn.Module], depths: Sequence[int], **options: Any) -> ResNet:
@@ -213,6 +243,18 @@ def resnet110(**options: Any) -> ResNet:
 def resnet1202(**options: Any) -> ResNet:
     """ResNet-1202: n = 200, 19.4M parameters, 7.93% error on CIFAR-10 (Table 6)."""
     return cifar_resnet(200, **options)
+
+
+@register
+def resnet164(shortcut: Shortcut = "B", **options: Any) -> ResNet:
+    """ResNet-164 of original bottlenecks: n = 18, 1.7M parameters, 5.93% on CIFAR-10 (He et al. 2016b, Table 2)."""
+    return cifar_bottleneck_resnet(18, shortcut=shortcut, **options)
+
+
+@register
+def resnet1001(shortcut: Shortcut = "B", **options: Any) -> ResNet:
+    """ResNet-1001 of original bottlenecks: n = 111, 10.3M parameters, 7.61% on CIFAR-10 (He et al. 2016b, Table 3)."""
+    return cifar_bottleneck_resnet(111, shortcut=shortcut, **options)
 
 
 @register

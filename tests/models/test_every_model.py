@@ -151,6 +151,7 @@ def test_compiled_output_equals_eager(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")  # tokens and mask share one batch axis
 @smallest_of_each_file()
 def test_onnx_runtime_gives_the_same_output_at_another_batch_size(name, tmp_path):
     ort = pytest.importorskip("onnxruntime", reason="needs the `export` extra")

@@ -4,7 +4,7 @@ from torch import nn
 from torchvision.models import resnet50 as torchvision_resnet50
 
 import reszoo
-from reszoo.layers import shortcut_maker
+from reszoo.layers import StochasticDepth, shortcut_maker
 from reszoo.models.resnet import BasicBlock
 
 TABLE_6 = {
@@ -49,6 +49,12 @@ def test_parameter_count_is_that_of_table_1(key, expected):
     name, option = key
     with torch.device("meta"):
         assert count(reszoo.create(name, shortcut=option)) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("resnet164", 1_704_154), ("resnet1001", 10_328_602)])
+def test_original_bottlenecks_on_cifar_have_the_counts_of_their_description(name, expected):
+    with torch.device("meta"):
+        assert count(reszoo.create(name)) == expected
 
 
 def test_a_hundred_class_head_adds_5850_parameters():
@@ -115,6 +121,24 @@ def test_zero_gamma_starts_every_block_at_its_shortcut():
     assert all(b.residual[-1].weight.grad.abs().max() > 0 for b in blocks)
 
 
+def test_after_zero_gamma_every_parameter_has_moved_by_the_second_step():
+    torch.manual_seed(0)
+    network = reszoo.create("resnet14", zero_gamma=True)
+    start = {name: p.detach().clone() for name, p in network.named_parameters()}
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(torch.randn(8, 3, 16, 16)), torch.arange(8)).backward()
+        optimizer.step()
+    assert [name for name, p in network.named_parameters() if torch.equal(p, start[name])] == []
+
+
+def test_zero_gamma_does_not_touch_weights_that_are_loaded_later():
+    trained, network = reszoo.create("resnet8"), reszoo.create("resnet8", zero_gamma=True)
+    network.load_state_dict(trained.state_dict())
+    assert (network.stages[0][0].residual[-1].weight == 1).all()
+
+
 def test_v15_equals_torchvision_and_v1_does_not():
     torch.manual_seed(0)
     theirs = torchvision_resnet50().eval()
@@ -153,6 +177,54 @@ def test_one_step_of_sgd_lowers_the_loss():
     before.backward()
     optimizer.step()
     assert nn.functional.cross_entropy(network(x), y) < before
+
+
+@pytest.mark.parametrize("options", [{"stochastic_depth": 0.5, "drop_per": "sample"}, {"checkpoint_every": 2}])
+def test_stochastic_depth_and_checkpointing_leave_every_key_as_it_is(options):
+    assert list(reszoo.create("resnet14", **options).state_dict()) == list(reszoo.create("resnet14").state_dict())
+
+
+def test_drop_rates_rise_linearly_to_the_last_block():
+    network = reszoo.create("resnet110", stochastic_depth=0.5)
+    rates = [m.rate for m in network.modules() if isinstance(m, StochasticDepth)]
+    assert rates == pytest.approx([block / 54 * 0.5 for block in range(1, 55)])
+
+
+def test_at_rate_1_the_last_block_is_its_shortcut():
+    network = reszoo.create("resnet8", stochastic_depth=1.0)
+    *_, before, last = network.feature_maps(torch.randn(2, 3, 16, 16))
+    torch.testing.assert_close(last, network.stages[-1][-1].shortcut(before))
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_stochastic_depth_trains(per):
+    torch.manual_seed(0)
+    network = reszoo.create("resnet14", stochastic_depth=0.5, drop_per=per)
+    x, y = torch.randn(16, 3, 8, 8), torch.arange(16) % 10
+    optimizer, losses = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9), []
+    for _ in range(20):
+        optimizer.zero_grad()
+        losses.append(nn.functional.cross_entropy(network(x), y))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
+def test_rezero_starts_every_block_at_its_shortcut_and_moves_alpha_first():
+    torch.manual_seed(0)
+    network = reszoo.create("resnet14", branch_scale="rezero")
+    network(torch.randn(4, 3, 16, 16)).sum().backward()
+    blocks = [m for m in network.modules() if isinstance(m, BasicBlock)]
+    assert all(b.residual[0].weight.grad.abs().max() == 0 for b in blocks)
+    assert all(b.residual[-1].alpha.grad != 0 for b in blocks)
+
+
+@pytest.mark.parametrize(("name", "initial"), [("resnet20", 0.1), ("resnet56", 1e-6)])
+def test_layer_scale_starts_by_depth_with_one_number_a_channel(name, initial):
+    network = reszoo.create(name, branch_scale="layer_scale")
+    scales = [b.residual[-1].gamma for b in network.modules() if isinstance(b, BasicBlock)]
+    assert {len(gamma) for gamma in scales} == {16, 32, 64}
+    assert all((gamma == initial).all() for gamma in scales)
 
 
 def test_a_padding_that_would_not_be_used_is_refused():
