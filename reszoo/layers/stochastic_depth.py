@@ -32,8 +32,8 @@ class StochasticDepth(nn.Sequential):
 
     The parameters of a dropped branch get no gradient (None), so an optimizer neither moves nor decays them in that
     step. Only among several processes do they get a zero gradient, because DistributedDataParallel waits for every
-    parameter. That makes it safe for each process to draw for itself, as each has its own mini-batch; only a branch
-    with SyncBatchNorm, whose processes wait for each other, follows the draw of process 0.
+    parameter. That makes it safe for each process to draw for itself, as each has its own mini-batch. Only in a branch
+    with SyncBatchNorm do the processes wait for each other: there all follow the draw of process 0, or mask samples.
 
     Args:
         layers: The layers of the branch, as for `nn.Sequential`.
@@ -73,9 +73,9 @@ class StochasticDepth(nn.Sequential):
             return _mask(super().forward(x), torch.rand(len(x), device=x.device) >= self.rate) * scale
         keep = self._draw(len(x))
         kept = keep.nonzero().flatten().to(x.device, non_blocking=True)
-        if len(kept) == 0:
+        if len(kept) == 0 and not self._synchronises():
             return self._nothing(x)
-        if len(kept) == 1 or self.rate <= MASK_UP_TO:
+        if len(kept) == 1 or self.rate <= MASK_UP_TO or self._synchronises():
             return _mask(super().forward(x), keep.to(x.device, non_blocking=True)) * scale
         y = super().forward(x.index_select(0, kept))
         return y.new_zeros(len(x), *y.shape[1:]).index_add(0, kept, y, alpha=scale)
@@ -83,12 +83,15 @@ class StochasticDepth(nn.Sequential):
     def _draw(self, count: int) -> Tensor:
         """(count,) truth values, True for kept; on the CPU, so that reading them never waits for an accelerator."""
         keep = torch.rand(count, device="cpu") >= self.rate
-        if _distributed() and any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
-            device = next(self.parameters()).device
-            shared = keep.to(device)
+        if self.per == "batch" and self._synchronises():
+            shared = keep.to(next(self.parameters()).device)
             dist.broadcast(shared, 0)
             keep = shared.cpu()
         return keep
+
+    def _synchronises(self) -> bool:
+        """Whether several processes train together and wait for each other within the branch."""
+        return _distributed() and any(isinstance(module, nn.SyncBatchNorm) for module in self.modules())
 
     def _nothing(self, x: Tensor) -> Tensor:
         """A zero of x's dtype; among several processes it hangs on every parameter, whose gradient is then zero."""

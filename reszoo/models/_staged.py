@@ -33,7 +33,7 @@ class StagedNetwork(nn.Module):
         num_classes: Outputs of the head; 0 gives the pooled features.
         in_chans: Channels of the images, at least 1.
         checkpoint_every: Blocks whose inner results are computed again in the backward pass instead of being kept; 0
-            keeps everything. About the square root of the number of blocks needs the least memory.
+            keeps everything. See `run_in_segments` for the number that needs the least memory.
 
     Attributes:
         final: What follows the last stage, nothing here; pre-activation networks close with BatchNorm and ReLU.
