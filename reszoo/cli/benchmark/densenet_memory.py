@@ -91,7 +91,7 @@ def _build(name: Architecture, kind: str) -> nn.Module:
 
 
 def _torchvision(name: Architecture, memory_efficient: bool) -> nn.Module:
-    """torchvision's network; for CIFAR, with the paper's 3x3 convolution as its stem."""
+    """The peer; for CIFAR, with the paper's 3x3 convolution as its stem."""
     from torchvision.models import DenseNet
 
     build = partial(DenseNet, num_classes=10, memory_efficient=memory_efficient)
