@@ -1,5 +1,6 @@
 """Layers that two or more families share."""
 
+from reszoo.layers.attention import Packed, Padded, SelfAttention, lay_out
 from reszoo.layers.branch_scale import BranchScale, LayerScale, ScalarScale, cait_initial, scale_branches
 from reszoo.layers.checkpoint import recompute, run_in_segments
 from reszoo.layers.initialize import he_init
@@ -18,8 +19,11 @@ __all__ = [
     "DropPer",
     "LayerScale",
     "MakeShortcut",
+    "Packed",
+    "Padded",
     "ProjectionShortcut",
     "ScalarScale",
+    "SelfAttention",
     "Shortcut",
     "StochasticDepth",
     "ZeroPadShortcut",
@@ -27,6 +31,7 @@ __all__ = [
     "cait_initial",
     "drop_linearly",
     "he_init",
+    "lay_out",
     "linear_rates",
     "recompute",
     "run_in_segments",
