@@ -33,7 +33,7 @@ def _measure(theirs: str, ours: str, folder: Path) -> list[Row]:
     import timm
     from safetensors.torch import load_file, save_file
 
-    foreign, native = folder / f"{theirs}.safetensors", folder / f"{ours}.safetensors"
+    foreign, native = folder / f"timm_{theirs}.safetensors", folder / f"reszoo_{ours}.safetensors"
     peer = timm.create_model(theirs).eval()
     save_file(peer.state_dict(), foreign)
     converted = convert(foreign, ours).eval()
