@@ -1,0 +1,5 @@
+"""WRN-50-2 and WRN-101-2: named as ResNet by torchvision and timm."""
+
+from reszoo.hub.convert.resnet import INVISIBLE, LAYOUTS
+
+__all__ = ["INVISIBLE", "LAYOUTS"]
