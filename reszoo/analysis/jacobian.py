@@ -15,7 +15,7 @@ Function = Callable[[Tensor], Tensor]
 
 def jacobian(function: Function, x: Tensor) -> Tensor:
     """The matrix of partial derivatives, J[i, j] = d function(x)[i] / d x[j]; (D,) -> (D, D)."""
-    return torch.autograd.functional.jacobian(function, x)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.autograd.functional.jacobian(function, x)
 
 
 def identity_error(branch: Function, x: Tensor) -> float:

@@ -132,7 +132,7 @@ class DenseStem(nn.Sequential):
 
     def __init__(self, stem: Stem, in_chans: int, width: int, memory: Memory = "plain") -> None:
         if stem == "imagenet":
-            super().__init__(*imagenet_stem(in_chans, width))
+            super().__init__(*imagenet_stem(in_chans, width, nn.BatchNorm2d(width)))
         else:
             super().__init__(nn.Conv2d(in_chans, width, 3, padding=1, bias=False))
         self.memory = memory

@@ -1,7 +1,7 @@
 """Degradation on real digits: plain and residual networks of 8 and 26 weight layers, trained alike.
 
-The phenomenon of He et al. 2015 (arXiv:1512.03385, Fig. 1) at a size that a laptop trains in minutes: added layers make a
-plain network train worse, and a residual one not.
+The phenomenon of He et al. 2015 (arXiv:1512.03385, Fig. 1) at a size that a laptop trains in minutes: added layers make
+a plain network train worse, and a residual one not.
 """
 
 import statistics
@@ -49,11 +49,8 @@ def reproduce(seeds: int, root: Path) -> bool:
         for kind, layers in NETWORKS:
             outcome = train(kind, layers, seed, images, labels)
             outcomes.append(outcome)
-            print(
-                f"seed {seed}  {kind} {layers}: loss {outcome.loss:.3f}  training accuracy {100 * outcome.accuracy:.1f}%  "
-                f"step-1 gradient {outcome.gradient:.2f}",
-                flush=True,
-            )
+            figures = f"loss {outcome.loss:.3f}  training accuracy {100 * outcome.accuracy:.1f}%"
+            print(f"seed {seed}  {kind} {layers}: {figures}  step-1 gradient {outcome.gradient:.2f}", flush=True)
     claims = judge(outcomes)
     run.make("", None, {"name": "digits", "n": {"train": len(labels)}})
     figure = draw(outcomes, run.path / "degradation.png")

@@ -1,8 +1,8 @@
 """The gradient identity: d(x + F(x))/dx = I + dF/dx, and what it does to a deep stack.
 
-He et al. 2016 (arXiv:1603.05027), Eq. 5: the derivative of a residual stack is a sum whose first term is the identity, that
-of a plain stack a product that fades or grows with depth. Each branch is F(x) = W2 relu(W1 x) of width 8 with entries drawn
-from N(0, spread^2); the plain and the residual stack of 30 share every weight and the input.
+He et al. 2016 (arXiv:1603.05027), Eq. 5: the derivative of a residual stack is a sum whose first term is the identity,
+that of a plain stack a product that fades or grows with depth. Each branch is F(x) = W2 relu(W1 x) of width 8 with
+entries drawn from N(0, spread^2); the plain and the residual stack of 30 share every weight and the input.
 """
 
 from collections.abc import Sequence
