@@ -6,6 +6,7 @@ that an editor, the command's parser and `create` all know every option by name.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -129,10 +130,4 @@ def _plain(name: str, key: str, value: Any) -> Any:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that reads digits as numbers."""
-    digits, parts, word = "0123456789", [], ""
-    for char in name + "\0":
-        if word and (char in digits) != (word[-1] in digits):
-            parts.append((int(word), "") if word[0] in digits else (-1, word))
-            word = ""
-        word += char
-    return parts
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
