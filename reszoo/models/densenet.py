@@ -171,7 +171,7 @@ class DenseNet(nn.Module):
         dropout: Rate of the dropout after every convolution but the first, at least 0 and below 1; the paper takes 0.2
             on data without augmentation.
         memory: How training keeps a block's features. "plain" concatenates and keeps every normalised copy, quadratic
-            in depth; "shared" keeps one buffer and the bottlenecks, and recomputes the rest at no cost in time; "lean"
+            in depth; "shared" keeps one buffer and the bottlenecks, and recomputes the rest; "lean"
             recomputes bottlenecks, stem and transitions too. Outputs, gradients, running statistics and state are the
             same. Only first derivatives exist outside "plain"; in evaluation, under a hook, a compiler or a changed
             layer, all three are "plain".
