@@ -1,7 +1,7 @@
 """Trained factors behind a residual branch: y = shortcut(x) + s F(x).
 
-Papers: ReZero, Bachlechner et al. 2020, arXiv:2003.04887, Eq. 1; SkipInit, De and Smith 2020, arXiv:2002.10444; and
-LayerScale, Touvron et al. 2021, arXiv:2103.17239, Eq. 4. Each is the last layer of its branch, so the sum of a block
+Papers: ReZero, Bachlechner et al. 2020, arXiv:2003.04887; SkipInit, De and Smith 2020, arXiv:2002.10444; and
+LayerScale, Touvron et al. 2021, arXiv:2103.17239. Each is the last layer of its branch, so the sum of a block
 stays as it is.
 """
 
@@ -69,5 +69,5 @@ def scale_branches(network: nn.Module, kind: BranchScale) -> None:
 
 
 def cait_initial(num_blocks: int) -> float:
-    """CaiT's first value of LayerScale for a network of so many blocks (Section 2.3)."""
+    """CaiT's first value of LayerScale for a network of so many blocks."""
     return 0.1 if num_blocks <= 18 else 1e-5 if num_blocks <= 24 else 1e-6

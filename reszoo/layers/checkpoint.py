@@ -1,6 +1,6 @@
 """Activation checkpointing: a segment of blocks keeps its input alone and computes the rest again in the backward pass.
 
-Paper: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, Section 4.2: segments of
+Paper: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174: segments of
 about sqrt(L) of L blocks need memory for O(sqrt(L)) of them.
 """
 

@@ -2,7 +2,7 @@
 
 Paper: Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382, Section 3. Per sample, with the
 scaling moved to training, it is what current libraries call drop path; the form that computes only the kept samples is
-that of Oquab et al. 2023, arXiv:2304.07193, Section 5.
+that of Oquab et al. 2023, arXiv:2304.07193.
 
 Shapes: N batch; the other dimensions are the branch's own.
 """

@@ -43,7 +43,7 @@ class Bias(nn.Module):
 
 
 class FixupBasicBlock(nn.Module):
-    """Two 3x3 convolutions without normalisation added to a shortcut: y = relu(F(x) + shortcut(x)), Fig. 1 right.
+    """Two 3x3 convolutions without normalisation added to a shortcut: y = relu(F(x) + shortcut(x)).
 
     Args:
         in_channels: Channels of the input.
@@ -216,7 +216,7 @@ def fixup_resnet110(**options: Any) -> FixupResNet:
 
 @register
 def fixup_resnet50(num_classes: int = 1000, shortcut: Shortcut = "B", **options: Any) -> FixupResNet:
-    """Fixup ResNet-50: 27.6% top-1 error on ImageNet, 24.0% with mixup (Table 2)."""
+    """Fixup ResNet-50: the ImageNet network of bottlenecks, without a BatchNorm."""
     widths, depths = (64, 128, 256, 512), (3, 4, 6, 3)
     return FixupResNet(
         "imagenet", widths, depths, FixupBottleneck, num_classes=num_classes, shortcut=shortcut, **options

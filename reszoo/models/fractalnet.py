@@ -237,6 +237,7 @@ def fractalnet20(**options: Any) -> FractalNet:
 def fractalnet40(**options: Any) -> FractalNet:
     """FractalNet of four columns, 40 layers deep: 76.1M parameters.
 
-    The paper's 40-layer network is narrower (it states 22.9M); its widths are not published, so `widths` is yours.
+    The paper's 40-layer network is narrower: it states 22.9M, and neither the text nor the released code gives its
+    widths, so `widths` is yours.
     """
     return FractalNet(4, **options)

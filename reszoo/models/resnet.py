@@ -121,7 +121,7 @@ class ResNet(StagedNetwork):
             (Section 4.1).
         zero_padding: How option A pads; "append" is the paper's. See `ZeroPadShortcut`.
         zero_gamma: Start the last BatchNorm scale of each branch at 0, so that every block begins as its shortcut
-            (Goyal et al. 2017, Section 5.1).
+            (Goyal et al. 2017).
         branch_scale: A trained factor behind each branch: "rezero" one number, "layer_scale" one a channel. See
             `scale_branches`.
         stochastic_depth: Rate at which training drops the last branch; the others follow the linear rule

@@ -117,5 +117,5 @@ def skipinit_resnet110(**options: Any) -> SkipInitResNet:
 
 @register
 def skipinit_wrn16_4(shortcut: Shortcut = "B", **options: Any) -> SkipInitResNet:
-    """SkipInit WRN-16-4, the width of the paper's CIFAR experiments: 2.7M parameters."""
+    """SkipInit WRN-16-4: 2.7M parameters."""
     return SkipInitResNet((64, 128, 256), (2, 2, 2), shortcut=shortcut, **options)

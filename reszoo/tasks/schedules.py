@@ -20,7 +20,7 @@ class Schedule:
     Args:
         warmup_steps: Optimizer steps of the warm-up, at least 0.
         warmup_from: Factor of the rate at the first step, in [0, 1].
-        warmup: "linear" rises step by step to 1 (Goyal et al. 2017, Section 2.2); "constant" stays at `warmup_from`
+        warmup: "linear" rises step by step to 1 (Goyal et al. 2017); "constant" stays at `warmup_from`
             (He et al. 2015, Section 4.2, ResNet-110).
     """
 
@@ -98,7 +98,7 @@ class MultiStep(Schedule):
 
 
 class Cosine(Schedule):
-    """Fall from 1 to `final` along half a cosine (Loshchilov and Hutter 2017, Eq. 5, without restarts).
+    """Fall from 1 to `final` along half a cosine (Loshchilov and Hutter 2017, without restarts).
 
     Args:
         final: Factor of the rate at the end, in [0, 1].
