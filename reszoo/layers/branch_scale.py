@@ -5,7 +5,7 @@ LayerScale, Touvron et al. 2021, arXiv:2103.17239. Each is the last layer of its
 stays as it is.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,11 @@ def scale_branches(network: nn.Module, kind: BranchScale) -> None:
     Args:
         network: Its branches are `StochasticDepth` modules, its blocks carry `out_channels`.
         kind: "none"; "rezero", one number, 0 at the start; "layer_scale", one a channel, starting by depth as in CaiT.
+
+    Raises:
+        ReszooError: The kind is unknown.
     """
-    check_choice("branch_scale", kind, ("none", "rezero", "layer_scale"))
+    check_choice("branch_scale", kind, get_args(BranchScale))
     blocks: list[Any] = [m for m in network.modules() if isinstance(getattr(m, "residual", None), StochasticDepth)]
     for block in blocks:
         if kind == "rezero":

@@ -11,7 +11,7 @@ Shapes: N batch, C channels, H height, W width, K classes.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class ResNeXtBlock(nn.Module):
         stride_in: StrideIn = "3x3",
     ) -> None:
         super().__init__()
-        check_choice("stride_in", stride_in, ("1x1", "3x3"))
+        check_choice("stride_in", stride_in, get_args(StrideIn))
         self.out_channels = 4 * width
         inner = cardinality * (group_width * width // 64)  # a group widens with the stages, whose first is 64 wide
         first, second = (stride, 1) if stride_in == "1x1" else (1, stride)

@@ -111,14 +111,14 @@ class VisionTransformer(nn.Module):
 
     def feature_maps(self, x: Tensor) -> list[Tensor]:
         """(N, C, H, W) -> [(N, D, H / P, W / P)], the normed patch tokens."""
-        return [self._tokens(x)[:, 1:].transpose(1, 2).unflatten(2, self.grid)]
+        return [self.tokens(x)[:, 1:].transpose(1, 2).unflatten(2, self.grid)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, K), or the class token's (N, D) without a head."""
-        return self.head(self._tokens(x)[:, 0])
+        return self.head(self.tokens(x)[:, 0])
 
-    def _tokens(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, 1 + L, D)."""
+    def tokens(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, 1 + L, D), the normed tokens, the class token first."""
         if tuple(x.shape[2:]) != self.image_size:
             raise ReszooError(
                 f"this network was built for images of {self.image_size}, got {tuple(x.shape[2:])}; resize them, or "

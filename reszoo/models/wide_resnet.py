@@ -73,6 +73,9 @@ def wide_resnet(depth: int, widen_factor: int, dropout: float, **options: Any) -
         widen_factor: The paper's k.
         dropout: Rate of the dropout in each branch; the paper's is 0.3 on CIFAR where it takes one.
         options: Options of `PreActResNet`.
+
+    Raises:
+        ReszooError: No n gives this depth, or the dropout is no rate.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ReszooError(f"depth must be 6n + 4 with n at least 1, such as 16, 28 or 40; got {depth}")
