@@ -23,6 +23,8 @@ from reszoo.models import factory_of
 M = TypeVar("M", bound=nn.Module)
 
 _DRAWS = frozenset({torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_})
+RECORD = "reszoo"
+"""The metadata key under which a weights file says what network it is of."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -265,21 +267,35 @@ def save_weights(network: nn.Module, path: str | PathLike[str]) -> None:
             continue  # a second name of one tensor; `build_with` finds it through the first
         memory.add(_address(tensor))
         state[name.replace("_orig_mod.", "")] = tensor.contiguous()
-    recorded = {"architecture": str(network.architecture), "arguments": json.dumps(network.arguments)}
-    save_file(state, path, metadata=recorded)
+    # One key only: safetensors writes several in an order that changes from save to save.
+    recorded = json.dumps({"architecture": network.architecture, "arguments": network.arguments})
+    save_file(state, path, metadata={RECORD: recorded})
 
 
 def recorded_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The factory's arguments that `save_weights` wrote into a file; empty for any other file."""
-    return json.loads(metadata["arguments"]) if "architecture" in metadata and "arguments" in metadata else {}
+    return dict(_record(metadata).get("arguments", {}))
+
+
+def _record(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What `save_weights` wrote beside the tensors; empty for any other file."""
+    if RECORD not in metadata:
+        return {}
+    try:
+        record = json.loads(metadata[RECORD])
+    except ValueError as error:
+        raise ReszooError(f"the file's {RECORD!r} metadata is not JSON: {error}; fetch it again") from error
+    if not isinstance(record, dict) or not isinstance(record.get("arguments"), dict):
+        raise ReszooError(f"the file's {RECORD!r} metadata names no architecture and arguments; fetch it again")
+    return record
 
 
 def check_recorded(metadata: Mapping[str, str], architecture: str, arguments: Mapping[str, Any]) -> None:
     """Refuse an architecture or an argument other than the file records; the tensors alone would fit both."""
-    recorded = recorded_arguments(metadata)
-    if recorded and metadata["architecture"] != architecture:
-        raise ReszooError(f"the weights are of {metadata['architecture']}, not of {architecture}")
-    for key, value in recorded.items():
+    record = _record(metadata)
+    if record and record.get("architecture") != architecture:
+        raise ReszooError(f"the weights are of {record.get('architecture')}, not of {architecture}")
+    for key, value in recorded_arguments(metadata).items():
         if key in arguments and arguments[key] != value:
             raise ReszooError(
                 f"the weights were trained with {key}={value!r}, and {key}={arguments[key]!r} was asked for; drop the "
