@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from reszoo.errors import ReszooError
 
 if TYPE_CHECKING:
-    from reszoo.hub import create, load
+    from reszoo.hub._create import create
+    from reszoo.hub.load import load
     from reszoo.models import list_models, register
 
 __version__ = "0.1.0"
