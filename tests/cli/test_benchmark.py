@@ -1,15 +1,25 @@
-import time
-
 from reszoo.__main__ import main
 from reszoo.cli import benchmark
+from reszoo.cli.benchmark import _harness
 from reszoo.cli.benchmark._harness import Row, interleaved, memory_rows
 
 
-def test_the_ratio_is_to_the_first_contestant_of_the_same_round():
-    peer, slow = interleaved({"peer": lambda: time.sleep(0.01), "slow": lambda: time.sleep(0.02)}, rounds=5)
-    assert peer.ratio == 1
-    assert slow.ratio > 1.3
-    assert slow.rounds == 5
+def test_the_ratio_is_to_the_first_contestant_of_the_same_round(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(_harness.time, "perf_counter", lambda: clock[0])
+
+    def taking(*seconds):
+        left = list(seconds)
+
+        def call():
+            clock[0] += left.pop(0)
+
+        return call
+
+    contestants = {"peer": taking(9.0, 1.0, 10.0, 2.0), "ours": taking(9.0, 0.5, 5.0, 4.0)}
+    peer, ours = interleaved(contestants, rounds=3, warmup=1)
+    assert (peer.ratio, ours.ratio, ours.rounds) == (1.0, 0.5, 3)
+    assert (ours.figure, ours.low, ours.high) == (4.0, 0.5, 2.0)
 
 
 def test_memory_is_a_share_of_the_first():
