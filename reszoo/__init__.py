@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from reszoo.errors import ReszooError
 
 if TYPE_CHECKING:
-    from reszoo.hub import load
-    from reszoo.models import create, list_models, register
+    from reszoo.hub._create import create
+    from reszoo.hub.load import load
+    from reszoo.models import list_models, register
 
 __version__ = "0.1.0"
 __all__ = ["ReszooError", "create", "list_models", "load", "register"]
 
-_HOME = {"load": "reszoo.hub", "create": "reszoo.models", "list_models": "reszoo.models", "register": "reszoo.models"}
+_HOME = {"load": "reszoo.hub", "create": "reszoo.hub", "list_models": "reszoo.models", "register": "reszoo.models"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ COMMANDS = {
     "list": ("reszoo.cli.list_models", "architectures with their exact parameter counts"),
     "recipes": ("reszoo.cli.list_recipes", "the trainings that ship with the package"),
     "reproduce": ("reszoo.cli.reproduce", "repeat a published experiment and compare"),
+    "benchmark": ("reszoo.cli.benchmark", "measure speed and memory beside other libraries"),
 }
 """Each module has `main(command, argv)`."""
 

@@ -1,5 +1,6 @@
 """Bundles: trained networks as folders, saved and loaded."""
 
+from reszoo.hub._create import create
 from reszoo.hub.load import LoadReport, load
 
-__all__ = ["LoadReport", "load"]
+__all__ = ["LoadReport", "create", "load"]

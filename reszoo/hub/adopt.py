@@ -1,9 +1,10 @@
 """Networks built straight from stored weights: no initialisation, one copy of every tensor.
 
 Drawing random weights only to overwrite them is most of the time that building a large network takes. Here the
-constructor runs with initialisation skipped, and each tensor is read from the file into the memory of its parameter.
-Reading costs a few milliseconds more than mapping the file into memory would, and what comes out is ordinary memory:
-the file may be replaced, truncated or deleted while the network trains.
+constructor runs with initialisation skipped. A safetensors file is then mapped into memory and its tensors become the
+network's own: nothing is read before it is used, and what training writes stays in this process. Only a file that
+is cut or overwritten in place while the network lives needs `mapped=False`, which reads every tensor into memory of its
+own; replacing a file by renaming, as safetensors and the Hub's cache do, needs nothing.
 """
 
 import json
@@ -23,6 +24,8 @@ from reszoo.models import factory_of
 M = TypeVar("M", bound=nn.Module)
 
 _DRAWS = frozenset({torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.fill_, torch.Tensor.zero_})
+RECORD = "reszoo"
+"""The metadata key under which a weights file says what network it is of."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -51,6 +54,9 @@ class Weights(Protocol):
     def fill(self, name: str, target: Tensor) -> None:
         """Copy one tensor into a tensor with as many elements."""
 
+    def mapped(self, name: str, like: Tensor) -> Tensor | None:
+        """The tensor itself, if it may be a network's, with the shape and type of `like`; None if it must be copied."""
+
 
 class StateDict:
     """Weights in memory; filling copies, so that training the network leaves the given tensors alone."""
@@ -71,26 +77,31 @@ class StateDict:
         """Copy one tensor into `target`, to its type and device."""
         target.copy_(self.tensors[name].detach().reshape(target.shape))
 
+    def mapped(self, name: str, like: Tensor) -> Tensor | None:
+        """Never: the tensors belong to whoever gave them."""
+        return None
+
 
 class SafetensorsFile:
     """Weights in a safetensors file: the header is read at once, each tensor when it is asked for.
 
     Args:
         path: The file.
+        mapped: Whether parameters may be the mapped file itself.
 
     Raises:
         ReszooError: There is no such file, or it is not a whole safetensors file.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], mapped: bool = True) -> None:
         from safetensors import SafetensorError, safe_open
 
         self.path = Path(path)
         if not self.path.is_file():
             raise ReszooError(f"no weights file at {self.path}; give the path of a .safetensors file")
         try:
-            with safe_open(self.path, framework="pt"):  # the library checks sizes, offsets and overlaps
-                pass
+            # The library checks sizes, offsets and overlaps.
+            self._open = safe_open(self.path, framework="pt")
         except (SafetensorError, OSError) as error:
             raise ReszooError(
                 f"{self.path}, {self.path.stat().st_size} bytes, is not a whole safetensors file: {error}; "
@@ -102,6 +113,7 @@ class SafetensorsFile:
         self.metadata: Mapping[str, str] = header.pop("__metadata__", {})
         self._entries: dict[str, Any] = header
         self._start = 8 + length
+        self._may_map = mapped
 
     def names(self) -> Iterable[str]:
         """Every name, in the order of the file's bytes."""
@@ -125,6 +137,12 @@ class SafetensorsFile:
         if not direct:
             target.copy_(memory)
 
+    def mapped(self, name: str, like: Tensor) -> Tensor | None:
+        """The tensor as it lies in the file, read page by page when it is used; writing to it leaves the file alone."""
+        if not self._may_map or _DTYPES.get(self._entries[name]["dtype"]) != like.dtype or like.device.type != "cpu":
+            return None
+        return self._open.get_tensor(name).reshape(like.shape)
+
 
 def _read_all(file: Any, memory: memoryview) -> None:
     """Fill `memory` from a raw file, which may give less than asked for in one go."""
@@ -135,9 +153,9 @@ def _read_all(file: Any, memory: memoryview) -> None:
         memory = memory[count:]
 
 
-def weights_of(source: Mapping[str, Tensor] | str | PathLike[str]) -> Weights:
+def weights_of(source: Mapping[str, Tensor] | str | PathLike[str], mapped: bool = True) -> Weights:
     """The source as `Weights`: a state dict as it is, anything else as the path of a safetensors file."""
-    return StateDict(source) if isinstance(source, Mapping) else SafetensorsFile(source)
+    return StateDict(source) if isinstance(source, Mapping) else SafetensorsFile(source, mapped)
 
 
 class _SkipInitialization(TorchFunctionMode):
@@ -171,22 +189,30 @@ def bare(build: Callable[..., M], **arguments: Any) -> M:
 
 @torch.no_grad()
 def fill(network: nn.Module, weights: Weights, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Copy stored tensors into a network.
+    """Give a network stored tensors: its own become them where they may be mapped, all else is copied.
 
     Args:
-        network: The network; its tensors are overwritten in place.
+        network: The network; its parameters and buffers stay the same objects.
         weights: The stored tensors.
         names: For a name of the network the stored names, joined along the first dimension.
     """
-    state = network.state_dict()
+    parameters = network.named_parameters(remove_duplicate=False)
+    tensors: dict[str, Tensor] = {**dict(parameters), **dict(network.named_buffers(remove_duplicate=False))}
     for ours, theirs in names.items():
-        pieces = state[ours].chunk(len(theirs)) if len(theirs) > 1 else (state[ours],)
-        for stored, piece in zip(theirs, pieces, strict=True):
-            weights.fill(stored, piece)
+        tensor = tensors[ours]
+        mapped = weights.mapped(theirs[0], tensor) if len(theirs) == 1 else None
+        if mapped is not None:
+            tensor.data = mapped
+        else:
+            for stored, piece in zip(theirs, tensor.chunk(len(theirs)) if len(theirs) > 1 else (tensor,), strict=True):
+                weights.fill(stored, piece)
 
 
 def build_with(
-    source: Mapping[str, Tensor] | str | PathLike[str], architecture: str, arguments: Mapping[str, Any] | None = None
+    source: Mapping[str, Tensor] | str | PathLike[str],
+    architecture: str,
+    arguments: Mapping[str, Any] | None = None,
+    mapped: bool = True,
 ) -> nn.Module:
     """A registered network that holds the given weights, under our own names and shapes, and is ready to train.
 
@@ -194,14 +220,15 @@ def build_with(
         source: A state dict of reszoo, or the path of a safetensors file of one.
         architecture: A name of `list_models()`.
         arguments: Options of the factory.
+        mapped: Whether the parameters may be the mapped file, which must then not be cut or overwritten in place.
 
     Returns:
-        The network in training mode; its parameters are ordinary leaves with memory of their own.
+        The network in training mode; its parameters are ordinary leaves, and training leaves the file alone.
 
     Raises:
         ReszooError: A tensor is missing, left over or of another shape; or the file records other options.
     """
-    weights, arguments = weights_of(source), dict(arguments or {})
+    weights, arguments = weights_of(source, mapped), dict(arguments or {})
     check_recorded(weights.metadata, architecture, arguments)
     arguments = {**recorded_arguments(weights.metadata), **arguments}
     network = bare(factory_of(architecture), **arguments)
@@ -265,21 +292,35 @@ def save_weights(network: nn.Module, path: str | PathLike[str]) -> None:
             continue  # a second name of one tensor; `build_with` finds it through the first
         memory.add(_address(tensor))
         state[name.replace("_orig_mod.", "")] = tensor.contiguous()
-    recorded = {"architecture": str(network.architecture), "arguments": json.dumps(network.arguments)}
-    save_file(state, path, metadata=recorded)
+    # One key only: safetensors writes several in an order that changes from save to save.
+    recorded = json.dumps({"architecture": network.architecture, "arguments": network.arguments})
+    save_file(state, path, metadata={RECORD: recorded})
 
 
 def recorded_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The factory's arguments that `save_weights` wrote into a file; empty for any other file."""
-    return json.loads(metadata["arguments"]) if "architecture" in metadata and "arguments" in metadata else {}
+    return dict(_record(metadata).get("arguments", {}))
+
+
+def _record(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What `save_weights` wrote beside the tensors; empty for any other file."""
+    if RECORD not in metadata:
+        return {}
+    try:
+        record = json.loads(metadata[RECORD])
+    except ValueError as error:
+        raise ReszooError(f"the file's {RECORD!r} metadata is not JSON: {error}; fetch it again") from error
+    if not isinstance(record, dict) or not isinstance(record.get("arguments"), dict):
+        raise ReszooError(f"the file's {RECORD!r} metadata names no architecture and arguments; fetch it again")
+    return record
 
 
 def check_recorded(metadata: Mapping[str, str], architecture: str, arguments: Mapping[str, Any]) -> None:
     """Refuse an architecture or an argument other than the file records; the tensors alone would fit both."""
-    recorded = recorded_arguments(metadata)
-    if recorded and metadata["architecture"] != architecture:
-        raise ReszooError(f"the weights are of {metadata['architecture']}, not of {architecture}")
-    for key, value in recorded.items():
+    record = _record(metadata)
+    if record and record.get("architecture") != architecture:
+        raise ReszooError(f"the weights are of {record.get('architecture')}, not of {architecture}")
+    for key, value in recorded_arguments(metadata).items():
         if key in arguments and arguments[key] != value:
             raise ReszooError(
                 f"the weights were trained with {key}={value!r}, and {key}={arguments[key]!r} was asked for; drop the "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError
+from reszoo.hub.adopt import save_weights
 from reszoo.preprocessing import ImageTransform
 
 FORMAT_VERSION = 1
@@ -71,8 +72,6 @@ def save(
         ReszooError: The network was not built by a registered factory, its weights are not finite, or the folder holds
             other files.
     """
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     architecture, arguments = getattr(network, "architecture", None), getattr(network, "arguments", None)
     if architecture is None or arguments is None:
@@ -89,14 +88,12 @@ def save(
         raise ReszooError(
             f"folder {str(folder)!r} holds {foreign[0]!r}, which is no part of a bundle; choose another folder"
         )
-    state = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-    check_finite(state, "this network")
+    check_finite(network.state_dict(), "this network")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        # One metadata key only: with more, the bytes differ from save to save.
-        save_file(state, partial / WEIGHTS, metadata={"format": "pt"})
+        save_weights(network, partial / WEIGHTS)
         config = {
             "format_version": FORMAT_VERSION,
             "library_name": "reszoo",

@@ -3,15 +3,18 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError, nearest
+from reszoo.hub.adopt import absent, bare
 from reszoo.hub.bundle import CARD, CONFIG, RECIPE, Description, check_finite, read
 from reszoo.hub.checkpoint import read_checkpoint
-from reszoo.models import create
+from reszoo.hub.foreign import from_timm_hub
+from reszoo.models import create, factory_of
+from reszoo.preprocessing import ImageTransform
 
 BUNDLED = Path(__file__).parents[1] / "weights"
 OVERRIDES = ("num_classes", "in_chans")
@@ -38,7 +41,8 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
     """Load a trained network.
 
     Args:
-        source: A bundled name (`architecture.dataset`), a run folder, a bundle folder or a checkpoint file.
+        source: A bundled name (`architecture.dataset`), a run folder, a bundle folder, a checkpoint file, or one of
+            timm's repositories on the Hub, such as "timm/resnet50.a1_in1k".
         num_classes: Another number of outputs: the head is freshly initialised; 0 takes it off.
         in_chans: Another number of image channels: the first layer is freshly initialised.
 
@@ -49,6 +53,8 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
     Raises:
         ReszooError: Nothing is there, a file is damaged or foreign, or the weights do not fit exactly.
     """
+    if str(source).startswith("timm/") and not Path(source).exists():
+        return _load_timm(str(source), num_classes, in_chans)
     description, state, folder = _find(source)
     arguments = dict(description.arguments)
     for name, value in zip(OVERRIDES, (num_classes, in_chans), strict=True):
@@ -57,7 +63,10 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
         if name not in arguments:
             raise ReszooError(f"{description.architecture} has no option {name!r}; valid: {', '.join(arguments)}")
         arguments[name] = value
-    network = create(description.architecture, **arguments)
+    if arguments == description.arguments:
+        network = bare(factory_of(description.architecture), **arguments)
+    else:
+        network = create(description.architecture, **arguments)  # what an override changes keeps its initialisation
     report = _fit_in(network, state, description, arguments, str(source))
     same_classes = arguments.get("num_classes") == description.arguments.get("num_classes")
     same_channels = arguments.get("in_chans") == description.arguments.get("in_chans")
@@ -69,6 +78,27 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
         "load_report": report,
     }
     for name, value in extras.items():
+        object.__setattr__(network, name, value)
+    return network.eval()
+
+
+def _load_timm(repository: str, num_classes: int | None, in_chans: int | None) -> nn.Module:
+    """Weights that timm publishes, in our network of the same function."""
+    chosen: dict[str, Any] = {
+        name: value for name, value in zip(OVERRIDES, (num_classes, in_chans), strict=True) if value is not None
+    }
+    network = from_timm_hub(repository, **chosen)
+    settings = cast(dict[str, Any], network.pretrained_cfg)
+    wanted = {
+        "size": settings["input_size"][1:],
+        "mean": settings["mean"],
+        "std": settings["std"],
+        "crop": settings["crop_pct"],
+        "interpolation": settings["interpolation"],
+    }
+    report = LoadReport(repository, str(network.architecture), len(network.state_dict()))
+    extras = {"labels": None, "transform": ImageTransform.from_dict(wanted), "card": None, "recipe": None}
+    for name, value in {**extras, "load_report": report}.items():
         object.__setattr__(network, name, value)
     return network.eval()
 
@@ -114,7 +144,10 @@ def _fit_in(
     changed = _changed_by_overrides(description, arguments)
     fresh = sorted(key for key in own if key in changed)
     dropped = sorted(key for key in state if key in changed and key not in own)
-    wrong = sorted(set(own) - set(state) - changed) + sorted(set(state) - set(own) - changed)
+    missing = sorted(set(own) - set(state) - changed)
+    wrong = absent(own, set(own) - set(missing), fresh=changed)
+    wrong += [name for name in missing if name.endswith("num_batches_tracked")]
+    wrong += sorted(set(state) - set(own) - changed)
     wrong += [
         f"{key}: {tuple(state[key].shape)} {state[key].dtype} for {tuple(own[key].shape)} {own[key].dtype}"
         for key in own

@@ -26,10 +26,11 @@ def test_the_network_holds_the_file_to_the_bit(stored):
     assert built.arguments == network.arguments
 
 
-def test_it_trains_and_the_file_stays_as_it_is(stored):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_it_trains_and_the_file_stays_as_it_is(stored, mapped):
     file, network = stored
     before = hashlib.sha256(file.read_bytes()).digest()
-    built = build_with(file, "resnet8")
+    built = build_with(file, "resnet8", mapped=mapped)
     assert all(p.is_leaf and p.requires_grad and p.device.type == "cpu" for p in built.parameters())
     optimizer = torch.optim.SGD(built.parameters(), lr=0.1, momentum=0.9)
     for _ in range(2):
@@ -40,17 +41,44 @@ def test_it_trains_and_the_file_stays_as_it_is(stored):
     assert hashlib.sha256(file.read_bytes()).digest() == before
 
 
-def test_the_file_may_be_cut_or_replaced_afterwards(stored):
+def test_the_file_may_be_replaced_or_deleted_afterwards(stored):
     file, network = stored
     built = build_with(file, "resnet8")
+    save_weights(reszoo.create("resnet8"), file)
+    file.unlink()
+    assert torch.equal(built.stages[2][0].residual[3].weight, network.stages[2][0].residual[3].weight)
+
+
+def test_a_network_that_read_its_file_outlives_its_cutting(stored):
+    file, network = stored
+    built = build_with(file, "resnet8", mapped=False)
     file.write_bytes(b"")
     assert torch.equal(built.stages[2][0].residual[3].weight, network.stages[2][0].residual[3].weight)
 
 
-def test_every_tensor_has_memory_of_its_own(stored):
-    built = build_with(stored[0], "resnet8")
-    for tensor in built.state_dict().values():
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+def test_two_networks_of_one_file_do_not_share_what_they_learn(stored):
+    one, other = build_with(stored[0], "resnet8"), build_with(stored[0], "resnet8")
+    with torch.no_grad():
+        one.head.weight.add_(1)
+    assert torch.equal(other.head.weight, stored[1].head.weight)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_saved_tensor_takes_its_own_size(stored, mapped, tmp_path):
+    built = build_with(stored[0], "resnet8", mapped=mapped)
+    torch.save(built.head.weight.detach(), tmp_path / "one.pt")
+    assert (tmp_path / "one.pt").stat().st_size < 4 * built.head.weight.numel() + 4000
+    save_weights(built, tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == stored[0].read_bytes()
+
+
+def test_a_tied_head_stays_tied(tmp_path):
+    options = {"vocab_size": 20, "num_classes": 20, "max_length": 12, "pooling": "none", "tied": True}
+    network = reszoo.create("preln_encoder", **options).eval()
+    save_weights(network, tmp_path / "model.safetensors")
+    built = build_with(tmp_path / "model.safetensors", "preln_encoder").eval()
+    tokens = torch.randint(0, 20, (2, 12))
+    assert torch.equal(built(tokens), network(tokens))
 
 
 def test_buffers_that_no_file_holds_are_computed(tmp_path):

@@ -7,6 +7,7 @@ import torch
 import reszoo
 from reszoo.errors import ReszooError
 from reszoo.hub import bundle
+from reszoo.models import _registry
 from reszoo.preprocessing import ImageTransform
 
 TRANSFORM = ImageTransform((8, 8), (0.3,), (0.4,))
@@ -59,6 +60,29 @@ def test_a_checkpoint_file_comes_back_bit_for_bit(network, tmp_path):
     loaded = reszoo.load(checkpoint(network, tmp_path / "x.ckpt"))
     x = torch.randn(4, 1, 8, 8)
     assert torch.equal(loaded(x), network.eval()(x))
+
+
+class Shared(torch.nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = torch.nn.Linear(2, 2)
+
+
+def test_a_layer_under_two_names_comes_back_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_registry, "_FACTORIES", dict(_registry._FACTORIES))
+
+    @reszoo.register
+    def shared() -> Shared:
+        """Two names, one layer."""
+        return Shared()
+
+    network = shared()
+    loaded = reszoo.load(bundle.save(network, tmp_path / "b"))
+    assert set(loaded.state_dict()) == set(network.state_dict())
+    assert torch.equal(loaded.second.weight, network.first.weight)
+    assert loaded.first.weight is loaded.second.weight
 
 
 def test_saving_twice_gives_the_same_bytes(network, tmp_path):

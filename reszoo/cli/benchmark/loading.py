@@ -1,7 +1,8 @@
 """Creating a network with its stored weights, against timm's `create_model` and `load_state_dict`.
 
-Both read the same numbers from a safetensors file in the page cache, and both networks are ready to train afterwards:
-ours has read every byte into memory of its own. Memory is that of a fresh process, against the size of the weights.
+Both take the same numbers from a safetensors file in the page cache, and both networks are ready to train afterwards.
+A mapped file is read when it is used, so one contestant also touches every weight, and one reads all into memory of its
+own. Memory is that of a fresh process that has touched every weight, against the size of the weights.
 """
 
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from reszoo.cli.benchmark._harness import Row, interleaved, memory_rows
 from reszoo.errors import ReszooError
@@ -46,11 +48,18 @@ def _measure(theirs: str, ours: str, folder: Path) -> list[Row]:
     contestants = {
         f"timm {theirs}": lambda: timm.create_model(theirs).load_state_dict(load_file(foreign)),
         f"reszoo {ours}, own file": lambda: build_with(native, ours),
+        f"reszoo {ours}, own file, every weight touched": lambda: touch(build_with(native, ours)),
+        f"reszoo {ours}, own file, not mapped": lambda: build_with(native, ours, mapped=False),
         f"reszoo {ours}, timm's file": lambda: convert(foreign, ours),
     }
     weights = sum(tensor.numel() * tensor.element_size() for tensor in peer.state_dict().values()) / 2**20
     memory = {"the weights": weights, f"reszoo {ours}, own file": _peak(native, ours)}
     return [*interleaved(contestants), *memory_rows(memory)]
+
+
+def touch(network: nn.Module) -> float:
+    """Read every weight."""
+    return sum(float(parameter.detach().sum()) for parameter in network.parameters())
 
 
 def _peak(file: Path, name: str) -> float:
@@ -60,8 +69,9 @@ def _peak(file: Path, name: str) -> float:
         "import reszoo\n"
         "from reszoo.cli.benchmark._harness import peak_memory\n"
         "from reszoo.hub.adopt import build_with\n"
-        "reszoo.create('resnet8')\n"
-        "print(peak_memory(lambda: build_with(sys.argv[1], sys.argv[2])))\n"
+        "from reszoo.cli.benchmark.loading import touch\n"
+        "touch(reszoo.create('resnet8'))\n"
+        "print(peak_memory(lambda: touch(build_with(sys.argv[1], sys.argv[2]))))\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(file), name], capture_output=True, text=True, check=True)
     return float(done.stdout)

@@ -74,6 +74,7 @@ def convert(
     ema: bool | None = None,
     strict: bool = True,
     least_share: float = 0.5,
+    mapped: bool = True,
     **options: Any,
 ) -> nn.Module:
     """One of our networks with the weights of a checkpoint, whoever wrote it.
@@ -90,6 +91,7 @@ def convert(
             reported, with the head and all.
         least_share: Without `strict`, the share of the network's tensors, BatchNorm's buffers among them, that must be
             found.
+        mapped: Whether parameters may be the mapped file. See `reszoo.hub.adopt`.
         options: Options of the factory.
 
     Returns:
@@ -105,7 +107,7 @@ def convert(
     else:
         if ema:
             raise ReszooError(f"averaged weights were asked for (ema=True); {source} is a single set of weights")
-        weights, kind = adopt.SafetensorsFile(source), "raw"
+        weights, kind = adopt.SafetensorsFile(source, mapped), "raw"
     layout = _recognise(weights, architecture)
     parameters = signature(factory).parameters
     recorded = adopt.recorded_arguments(weights.metadata)
@@ -136,10 +138,9 @@ class _Plan:
 
     def __init__(self, layout: Layout, weights: Weights, architecture: str, arguments: dict[str, Any]) -> None:
         self.layout, self.weights, self.architecture, self.arguments = layout, weights, architecture, arguments
-        with torch.device("meta"):
-            outline = factory_of(architecture)(**arguments)
-        self.state = outline.state_dict()
-        self.grid: tuple[int, int] | None = getattr(outline, "grid", None)
+        self.bare_network = adopt.bare(factory_of(architecture), **arguments)
+        self.state = self.bare_network.state_dict()
+        self.grid: tuple[int, int] | None = getattr(self.bare_network, "grid", None)
         names, head = layout.names(self.state), layout.names(_HEAD)
         expected = {t for theirs in (*names.values(), *head.values()) for t in theirs}
         self.bare = bare = unwrap(
@@ -195,8 +196,7 @@ class _Plan:
             adopt.refuse(found, missing, self.unexpected, [])
         self.fresh += adopt.absent(self.state, self.filled, self.fresh)
         self.dropped += self.unexpected
-        build = factory_of(self.architecture)
-        network = build(**self.arguments) if self.fresh else adopt.bare(build, **self.arguments)
+        network = factory_of(self.architecture)(**self.arguments) if self.fresh else self.bare_network
         adopt.fill(network, self.weights, {n: t for n, t in self.filled.items() if n not in self.resized})
         for name in self.resized:
             self._resize(network, name)

@@ -71,8 +71,8 @@ class Layout:
 
     def share(self, names: Iterable[str]) -> float:
         """The share of stored names that look like this layout, whatever stands in front of them."""
-        names = [self.modern(name) for name in names]
-        return sum(bool(self._theirs.search(name)) for name in names) / max(1, len(names))
+        names, theirs = [self.modern(name) for name in names], self._theirs
+        return sum(bool(theirs.search(name)) for name in names) / max(1, len(names))
 
     def modern(self, name: str) -> str:
         """The name with older spellings brought to the table's."""
