@@ -41,6 +41,8 @@ class TimmFace:
             x = x[:, 0]  # the class token
         elif hasattr(self, "neck"):
             x = self.neck(x)
+        elif hasattr(self, "hidden"):
+            x = self.hidden(x)
         else:
             x = x.mean((2, 3))
         return x if pre_logits else self.head(x)

@@ -1,7 +1,8 @@
 import pytest
+import yaml
 
 from reszoo.__main__ import main
-from reszoo.cli.recipes import find_recipe, recipe_names
+from reszoo.cli.recipes import find_recipe, headline, recipe_names
 
 
 def test_list_prints_exact_counts(capsys):
@@ -22,3 +23,9 @@ def test_a_recipe_opens_with_its_four_lines(name):
     assert all(line.startswith("# ") for line in lines)
     assert [line.split(":")[0] for line in lines[1:]] == ["# Expected", "# Cost", "# Command"]
     assert lines[3] == f"# Command: reszoo fit --config {name}"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipes_first_line_names_the_network_that_it_trains(name):
+    network = yaml.safe_load(find_recipe(name).read_text())["model"]["init_args"]["network"]["class_path"]
+    assert headline(find_recipe(name)).split()[0].lower().replace("-", "") == network.rpartition(".")[2]

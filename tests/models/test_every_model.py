@@ -7,15 +7,13 @@ import pytest
 import torch
 
 import reszoo
+from reszoo.cli.list_models import count_parameters
 from reszoo.models import factory_of
 
 QUICK = 3_000_000  # parameters up to which a network's passes take well under a second
 
 
-@lru_cache
-def count(name: str) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in reszoo.create(name).parameters())
+count = lru_cache(count_parameters)
 
 
 def every(limit: int = QUICK):

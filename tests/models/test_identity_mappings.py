@@ -1,3 +1,5 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -5,9 +7,9 @@ from torch import nn
 import reszoo
 from reszoo.errors import ReszooError
 from reszoo.layers import Gate
+from reszoo.models.identity_mappings import Activation, Mapping
 
-ACTIVATIONS = ["original", "bn_after_add", "relu_before_add", "relu_only_preact", "full_preact"]
-MAPPINGS = ["identity", "scaled", "exclusive_gate", "shortcut_gate", "dropout"]
+ACTIVATIONS, MAPPINGS = get_args(Activation), get_args(Mapping)
 
 
 def count(network: nn.Module) -> int:

@@ -130,5 +130,5 @@ def test_a_loss_that_is_not_finite_stops_at_its_step():
 
 @pytest.mark.parametrize("bad", [{"label_smoothing": 1.0}, {"mixup": -1.0}, {"cutmix": -0.1}])
 def test_options_out_of_range_are_refused(bad):
-    with pytest.raises(ReszooError):
+    with pytest.raises(ReszooError, match=f"{next(iter(bad))} must be"):
         ImageClassification(Fixed(3), **bad)

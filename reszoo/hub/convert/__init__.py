@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -211,8 +211,8 @@ class _Plan:
         stored = self.filled[name][0]
         table = torch.empty(self.weights.shape(stored))
         self.weights.fill(stored, table)
-        assert self.grid is not None
-        network.get_parameter(name).copy_(resize_position_table(table, self._old_grid(), self.grid))
+        grid = cast(tuple[int, int], self.grid)  # only a network with a grid has `positions`
+        network.get_parameter(name).copy_(resize_position_table(table, self._old_grid(), grid))
 
     def report(self, kind: str, settled: Mapping[str, Any]) -> Report:
         """What was done, once it is done."""

@@ -39,12 +39,12 @@ def pick(checkpoint: Mapping[str, Any], ema: bool | None) -> tuple[Mapping[str, 
     if ema is False and raw is None:
         raise ReszooError("raw weights were asked for (ema=False), and the checkpoint holds averaged ones only")
     chosen, kind = (raw, "raw") if (raw is not None and not ema) else (averaged, "averaged")
-    assert_tensors = {key: value for key, value in (chosen or {}).items() if isinstance(value, Tensor)}
-    others = [key for key in chosen or {} if key not in assert_tensors]
-    if not assert_tensors or others:
+    tensors = {key: value for key, value in (chosen or {}).items() if isinstance(value, Tensor)}
+    others = [key for key in chosen or {} if key not in tensors]
+    if not tensors or others:
         what = f"{others[0]!r} is {type((chosen or {})[others[0]]).__name__}" if others else "it is empty"
         raise ReszooError(f"expected a state dict, names with tensors; {what}. Give the state dict itself")
-    return assert_tensors, kind
+    return tensors, kind
 
 
 def _first(checkpoint: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any] | None:
