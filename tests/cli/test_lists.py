@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 from reszoo.__main__ import main
+from reszoo.cli.evidence import evidence_of, measured_lines
 from reszoo.cli.recipes import find_recipe, recipe_names
 
 
@@ -22,3 +25,12 @@ def test_a_recipe_opens_with_its_four_lines(name):
     assert all(line.startswith("# ") for line in lines)
     assert [line.split(":")[0] for line in lines[1:]] == ["# Expected", "# Cost", "# Command"]
     assert lines[3] == f"# Command: reszoo fit --config {name}"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_headers_numbers_are_those_of_its_stored_runs(name):
+    recipe = find_recipe(name)
+    runs = json.loads(evidence_of(recipe).read_text())
+    assert recipe.read_text().splitlines()[1:3] == list(measured_lines(runs))
+    assert len({run["data"]["sha256"] for run in runs}) == 1
+    assert all(run["commit"] for run in runs)
