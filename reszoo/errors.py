@@ -1,6 +1,6 @@
 """The package's own error, the one a user sees: what, where, expected, found, and what to do next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -31,3 +31,12 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Refuse a value outside the closed interval from `low` to `high` (and NaN)."""
     if not low <= value <= high:
         raise ReszooError(f"{name} must be between {low} and {high}, got {value}")
+
+
+def check_image_shape(found: Sequence[int], expected: Sequence[int]) -> None:
+    """Refuse a batch (N, C, H, W) whose images are not of the shape (C, H, W) that the network was built for."""
+    if tuple(found[1:]) != tuple(expected):
+        raise ReszooError(
+            f"images must be (N, {', '.join(map(str, expected))}), got {tuple(found)}; "
+            "build the network with the in_chans and image_size of the data"
+        )

@@ -31,13 +31,13 @@ class TimmFace:
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> what the head pools: (N, num_features, h, w), or a ViT's tokens (N, 1 + L, D)."""
-        if hasattr(self, "_tokens"):
-            return self._tokens(x)
+        if hasattr(self, "tokens"):
+            return self.tokens(x)
         return self.feature_maps(x)[-1]  # type: ignore[attr-defined]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """What `forward_features` gave -> (N, K), or (N, num_features) before the head."""
-        if hasattr(self, "_tokens"):
+        if hasattr(self, "tokens"):
             x = x[:, 0]  # the class token
         elif hasattr(self, "neck"):
             x = self.neck(x)

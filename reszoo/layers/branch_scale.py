@@ -1,11 +1,11 @@
 """Trained factors behind a residual branch: y = shortcut(x) + s F(x).
 
-Papers: ReZero, Bachlechner et al. 2020, arXiv:2003.04887, Eq. 1; SkipInit, De and Smith 2020, arXiv:2002.10444; and
-LayerScale, Touvron et al. 2021, arXiv:2103.17239, Eq. 4. Each is the last layer of its branch, so the sum of a block
+Papers: ReZero, Bachlechner et al. 2020, arXiv:2003.04887; SkipInit, De and Smith 2020, arXiv:2002.10444; and
+LayerScale, Touvron et al. 2021, arXiv:2103.17239. Each is the last layer of its branch, so the sum of a block
 stays as it is.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,11 @@ def scale_branches(network: nn.Module, kind: BranchScale) -> None:
     Args:
         network: Its branches are `StochasticDepth` modules, its blocks carry `out_channels`.
         kind: "none"; "rezero", one number, 0 at the start; "layer_scale", one a channel, starting by depth as in CaiT.
+
+    Raises:
+        ReszooError: The kind is unknown.
     """
-    check_choice("branch_scale", kind, ("none", "rezero", "layer_scale"))
+    check_choice("branch_scale", kind, get_args(BranchScale))
     blocks: list[Any] = [m for m in network.modules() if isinstance(getattr(m, "residual", None), StochasticDepth)]
     for block in blocks:
         if kind == "rezero":
@@ -69,5 +72,5 @@ def scale_branches(network: nn.Module, kind: BranchScale) -> None:
 
 
 def cait_initial(num_blocks: int) -> float:
-    """CaiT's first value of LayerScale for a network of so many blocks (Section 2.3)."""
+    """CaiT's first value of LayerScale for a network of so many blocks."""
     return 0.1 if num_blocks <= 18 else 1e-5 if num_blocks <= 24 else 1e-6

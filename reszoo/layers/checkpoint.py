@@ -1,11 +1,12 @@
 """Activation checkpointing: a segment of blocks keeps its input alone and computes the rest again in the backward pass.
 
-Paper: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, Section 4.2: segments of
+Paper: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174: segments of
 about sqrt(L) of L blocks need memory for O(sqrt(L)) of them.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +29,22 @@ def run_in_segments(blocks: nn.Sequential, x: Tensor, every: int) -> Tensor:
     return x
 
 
-def recompute(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+def recompute(blocks: Sequence[nn.Module], x: Tensor, *context: Any) -> Tensor:
     """Run x through the blocks, whose inner results are freed and computed again when the gradient needs them.
 
     Gradients and dropout masks are those of the plain call, and so is every buffer: the second computation works on
     copies, so that BatchNorm's running statistics and its count of batches move once a step. Without gradients, and
     while a compiler traces (which decides itself what to recompute), it is the plain call.
+
+    Args:
+        blocks: Modules of `(x, *context)` and one result.
+        x: Input of the first.
+        context: What every block gets beside x.
     """
 
     def run(x: Tensor) -> Tensor:
         for block in blocks:
-            x = block(x)
+            x = block(x, *context)
         return x
 
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def he_init(network: nn.Module) -> None:
-    """Draw every convolution from N(0, 2 / fan_out) with zero bias, Eq. 14; all else keeps PyTorch's default.
+    """Draw every convolution from N(0, 2 / fan_out) with zero bias; all else keeps PyTorch's default.
 
     fan_out, the form that preserves the gradients' variance, is what the authors' and fb.resnet.torch's code draw.
     """

@@ -6,7 +6,7 @@ Shapes: N batch, C channels, H height, W width.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -77,8 +77,8 @@ def shortcut_maker(option: Shortcut, zero_padding: ZeroPadding = "append", norm:
     Raises:
         ReszooError: The option or the padding is unknown, or a padding is given that the option would not use.
     """
-    check_choice("shortcut", option, ("A", "B", "C"))
-    check_choice("zero_padding", zero_padding, ("append", "split", "pool"))
+    check_choice("shortcut", option, get_args(Shortcut))
+    check_choice("zero_padding", zero_padding, get_args(ZeroPadding))
     if option != "A" and zero_padding != "append":
         raise ReszooError(
             f"zero_padding={zero_padding!r} has no meaning with shortcut={option!r}; drop it, or use shortcut='A'"

@@ -2,12 +2,12 @@
 
 Paper: Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382, Section 3. Per sample, with the
 scaling moved to training, it is what current libraries call drop path; the form that computes only the kept samples is
-that of Oquab et al. 2023, arXiv:2304.07193, Section 5.
+that of Oquab et al. 2023, arXiv:2304.07193.
 
 Shapes: N batch; the other dimensions are the branch's own.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -44,7 +44,7 @@ class StochasticDepth(nn.Sequential):
     def __init__(self, *layers: Any, rate: float = 0.0, per: DropPer = "batch") -> None:
         super().__init__(*layers)
         check_between("rate", rate, 0, 1)
-        check_choice("per", per, ("batch", "sample"))
+        check_choice("per", per, get_args(DropPer))
         self.rate = rate
         self.per = per
 
@@ -53,7 +53,7 @@ class StochasticDepth(nn.Sequential):
         if self.rate == 0:
             return super().forward(x)
         if self.rate == 1:
-            return self._nothing(x)
+            return self.nothing(x)
         if self.training:
             return self._drop_batch(x) if self.per == "batch" else self._drop_samples(x)
         y = super().forward(x)
@@ -64,23 +64,23 @@ class StochasticDepth(nn.Sequential):
         if torch.compiler.is_compiling():
             y = super().forward(x)
             return torch.where(torch.rand((), device=x.device) >= self.rate, y, 0)
-        return super().forward(x) if self._draw(1) else self._nothing(x)
+        return super().forward(x) if self.draw(1) else self.nothing(x)
 
     def _drop_samples(self, x: Tensor) -> Tensor:
         """Return b F(x) / (1 - rate), with one b a sample."""
         scale = 1 / (1 - self.rate)
         if torch.compiler.is_compiling():
             return _mask(super().forward(x), torch.rand(len(x), device=x.device) >= self.rate) * scale
-        keep = self._draw(len(x))
+        keep = self.draw(len(x))
         kept = keep.nonzero().flatten().to(x.device, non_blocking=True)
         if len(kept) == 0 and not self._synchronises():
-            return self._nothing(x)
+            return self.nothing(x)
         if len(kept) == 1 or self.rate <= MASK_UP_TO or self._synchronises():
             return _mask(super().forward(x), keep.to(x.device, non_blocking=True)) * scale
         y = super().forward(x.index_select(0, kept))
         return y.new_zeros(len(x), *y.shape[1:]).index_add(0, kept, y, alpha=scale)
 
-    def _draw(self, count: int) -> Tensor:
+    def draw(self, count: int) -> Tensor:
         """(count,) truth values, True for kept; on the CPU, so that reading them never waits for an accelerator."""
         keep = torch.rand(count, device="cpu") >= self.rate
         if self.per == "batch" and self._synchronises():
@@ -93,7 +93,7 @@ class StochasticDepth(nn.Sequential):
         """Whether several processes train together and wait for each other within the branch."""
         return _distributed() and any(isinstance(module, nn.SyncBatchNorm) for module in self.modules())
 
-    def _nothing(self, x: Tensor) -> Tensor:
+    def nothing(self, x: Tensor) -> Tensor:
         """A zero of x's dtype; among several processes it hangs on every parameter, whose gradient is then zero."""
         zero = x.new_zeros(())
         if self.training and _distributed():
@@ -111,6 +111,9 @@ def linear_rates(num_blocks: int, last_rate: float) -> list[float]:
     Args:
         num_blocks: The paper's L, at least 0.
         last_rate: Rate of the last block, 1 - p_L, from 0 to 1; the paper's is 0.5.
+
+    Raises:
+        ReszooError: A number is out of its range.
     """
     check_at_least("num_blocks", num_blocks, 0)
     check_between("last_rate", last_rate, 0, 1)
@@ -119,7 +122,7 @@ def linear_rates(num_blocks: int, last_rate: float) -> list[float]:
 
 def drop_linearly(network: nn.Module, last_rate: float, per: DropPer = "batch") -> None:
     """Give every `StochasticDepth` of the network, in the order of its modules, the rate of the linear rule."""
-    check_choice("per", per, ("batch", "sample"))
+    check_choice("per", per, get_args(DropPer))
     branches = [module for module in network.modules() if isinstance(module, StochasticDepth)]
     for branch, rate in zip(branches, linear_rates(len(branches), last_rate), strict=True):
         branch.rate, branch.per = rate, per

@@ -14,14 +14,12 @@ Shapes: N batch, C channels, c channels that one layer reads, H height, W width;
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
-from torch.utils.checkpoint import checkpoint
 
 CACHED = 1 << 18  # values that stay in a processor's cache from one pass over them to the next
 
@@ -53,33 +51,6 @@ def _is_untouched(module: nn.Module) -> bool:
         return True
     full = module.training and module.affine and module.track_running_stats and module.momentum is not None
     return full and type(module) is nn.BatchNorm2d and module.weight.dtype in (torch.float32, torch.float64)
-
-
-def recomputed(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)` with only `x` kept for the backward pass, which runs it again.
-
-    The second run leaves the running statistics of the BatchNorms in `module` alone, so that they move once a step.
-    """
-    norms = [inner for inner in module.modules() if isinstance(inner, nn.BatchNorm2d)]
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _uncounted(norms)
-
-    draws = any(isinstance(inner, nn.Dropout) for inner in module.modules())
-    return cast(Tensor, checkpoint(module, x, use_reentrant=False, context_fn=contexts, preserve_rng_state=draws))
-
-
-@contextmanager
-def _uncounted(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
-    """Let the BatchNorms count what they see in copies of their running statistics."""
-    originals = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers()]
-    try:
-        for norm, name, buffer in originals:
-            setattr(norm, name, buffer.clone())
-        yield
-    finally:
-        for norm, name, buffer in originals:
-            setattr(norm, name, buffer)
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ Shapes: B batch, L length, T real tokens, D width, V vocabulary, K classes; (...
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        check_choice("pooling", pooling, ("mean", "first", "pooler", "none"))
+        check_choice("pooling", pooling, get_args(Pooling))
         check_at_least("num_classes", num_classes, 0)
         check_at_least("checkpoint_every", checkpoint_every, 0)
         if tied and (pooling != "none" or num_classes != vocab_size):
@@ -222,7 +222,7 @@ class Embedding(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        check_choice("positions", positions, ("learned", "sinusoidal"))
+        check_choice("positions", positions, get_args(Positions))
         check_at_least("vocab_size", vocab_size, 1)
         check_at_least("max_length", max_length, 1)
         self.max_length = max_length

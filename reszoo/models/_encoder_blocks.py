@@ -6,14 +6,13 @@ Shapes: B batch, L length, T real tokens, D width; (..., D) is (B, L, D) or pack
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from reszoo.errors import check_at_least, check_choice
-from reszoo.layers import Packed, Padded, SelfAttention, StochasticDepth
+from reszoo.layers import Packed, Padded, SelfAttention, StochasticDepth, recompute
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 
@@ -32,7 +31,7 @@ class Branch(StochasticDepth):
         if rows is None:
             return super().forward(x)
         if self.rate == 1:
-            return self._nothing(x)
+            return self.nothing(x)
         if self.rate == 0 or not self.training:
             y = self._layers(x, rows, *context)
             return y * (1 - self.rate) if self.rate and self.per == "batch" else y
@@ -41,10 +40,10 @@ class Branch(StochasticDepth):
             keep = (torch.rand(count, 1, 1, device=x.device) >= self.rate).to(x.dtype)
             return self._layers(x, rows, *context) * keep / (1 if self.per == "batch" else 1 - self.rate)
         if self.per == "batch":
-            return self._layers(x, rows, *context) if self._draw(1) else self._nothing(x)
-        keep = self._draw(rows.batch_size(x)).to(x.device)
+            return self._layers(x, rows, *context) if self.draw(1) else self.nothing(x)
+        keep = self.draw(rows.batch_size(x)).to(x.device)
         if not keep.any():
-            return self._nothing(x)
+            return self.nothing(x)
         index, kept = rows.select(keep)
         y = self._layers(x[index], kept, *context)
         return y.new_zeros(x.shape).index_add(0, index, y, alpha=1 / (1 - self.rate))
@@ -108,9 +107,12 @@ def encoder_blocks(
         hidden_dropout: Behind the MLP's activation.
         norm_eps: Added to the variance in every LayerNorm.
         make_attention: Builds one attention layer from (dim, num_heads, dropout).
+
+    Raises:
+        ReszooError: The depth is below 1, the activation is unknown, or the heads do not divide the width.
     """
     check_at_least("depth", depth, 1)
-    check_choice("activation", activation, ("gelu", "gelu_tanh", "relu"))
+    check_choice("activation", activation, get_args(Activation))
     blocks = nn.ModuleList()
     for _ in range(depth):
         attention = (make_attention(dim, num_heads, attention_dropout), nn.Dropout(dropout))
@@ -134,17 +136,12 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, *context: Any, checkpoint_every
         context: What each block gets beside x, the layout first.
         checkpoint_every: Blocks a segment whose inner results are computed again in the backward pass; 0 keeps all.
     """
-
-    def run(x: Tensor, start: int, end: int) -> Tensor:
-        for block in list(blocks)[start:end]:
+    if checkpoint_every == 0:
+        for block in blocks:
             x = block(x, *context)
         return x
-
-    if checkpoint_every == 0 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return run(x, 0, len(blocks))
     for start in range(0, len(blocks), checkpoint_every):
-        # The blocks hold no buffers, so computing them twice leaves the same state.
-        x = checkpoint(run, x, start, start + checkpoint_every, use_reentrant=False)
+        x = recompute(list(blocks)[start : start + checkpoint_every], x, *context)
     return x
 
 

@@ -6,7 +6,7 @@ Shapes: N batch, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class StagedNetwork(nn.Module):
         checkpoint_every: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("stem", stem, ("cifar", "imagenet"))
+        check_choice("stem", stem, get_args(Stem))
         check_at_least("in_chans", in_chans, 1)
         check_at_least("num_classes", num_classes, 0)
         check_at_least("checkpoint_every", checkpoint_every, 0)

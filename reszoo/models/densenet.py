@@ -11,15 +11,15 @@ Shapes: N batch, C channels, k growth rate, H height, W width, K classes.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError, check_at_least, check_choice
-from reszoo.layers import he_init
-from reszoo.models._dense_memory import can_recompute, dense_features, recomputed, steps_of
+from reszoo.layers import he_init, recompute
+from reszoo.models._dense_memory import can_recompute, dense_features, steps_of
 from reszoo.models._registry import register
 from reszoo.models._staged import Stem, imagenet_stem
 
@@ -107,7 +107,7 @@ class Transition(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C_in, H, W) -> (N, C_out, H / 2, W / 2)."""
         if self.memory == "lean" and can_recompute(self, x):
-            return recomputed(nn.Sequential(*self), x)
+            return recompute(list(self), x)
         return super().forward(x)
 
 
@@ -141,7 +141,7 @@ class DenseStem(nn.Sequential):
         """(N, in_chans, H, W) -> (N, width, H, W), or a quarter of the resolution on ImageNet."""
         if self.memory == "lean" and len(self) > 1 and can_recompute(self, x):
             first, *rest = self
-            return recomputed(nn.Sequential(*rest), first(x))
+            return recompute(rest, first(x))
         return super().forward(x)
 
 
@@ -196,9 +196,9 @@ class DenseNet(nn.Module):
         memory: Memory = "plain",
     ) -> None:
         super().__init__()
-        check_choice("stem", stem, ("cifar", "imagenet"))
-        check_choice("stem_width", stem_width, ("paper", "code"))
-        check_choice("memory", memory, ("plain", "shared", "lean"))
+        check_choice("stem", stem, get_args(Stem))
+        check_choice("stem_width", stem_width, get_args(StemWidth))
+        check_choice("memory", memory, get_args(Memory))
         check_at_least("growth_rate", growth_rate, 1)
         check_at_least("in_chans", in_chans, 1)
         check_at_least("num_classes", num_classes, 0)
@@ -251,7 +251,11 @@ class DenseNet(nn.Module):
 
 
 def cifar_densenet(depth: int, growth_rate: int, bottleneck: bool, compression: float, **options: Any) -> DenseNet:
-    """Three blocks of (L - 4) / 3 layers for the paper's depth L, half as many with bottlenecks (Section 4.2)."""
+    """Three blocks of (L - 4) / 3 layers for the paper's depth L, half as many with bottlenecks (Section 4.2).
+
+    Raises:
+        ReszooError: No number of layers gives this depth.
+    """
     convolutions = 6 if bottleneck else 3
     if depth < 4 + convolutions or (depth - 4) % convolutions:
         raise ReszooError(

@@ -16,34 +16,28 @@ Shapes: N batch, C channels, H height, W width, K classes.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from reszoo.layers import DropPer, MakeShortcut, ScalarScale, Shortcut, StochasticDepth, drop_linearly, shortcut_maker
+from reszoo.layers import (
+    Bias,
+    DropPer,
+    MakeShortcut,
+    ProjectionShortcut,
+    ScalarScale,
+    Shortcut,
+    StochasticDepth,
+    drop_linearly,
+    shortcut_maker,
+)
 from reszoo.models._registry import register
 from reszoo.models._staged import StagedNetwork, Stem
 
 
-class Bias(nn.Module):
-    """A trained offset, 0 at the start: one number for all channels, or one for each.
-
-    Args:
-        channels: 1, or the channels of the input.
-    """
-
-    def __init__(self, channels: int = 1) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, H, W)."""
-        return x + self.bias.view(-1, 1, 1)
-
-
 class FixupBasicBlock(nn.Module):
-    """Two 3x3 convolutions without normalisation added to a shortcut: y = relu(F(x) + shortcut(x)), Fig. 1 right.
+    """Two 3x3 convolutions without normalisation added to a shortcut: y = relu(F(x) + shortcut(x)).
 
     Args:
         in_channels: Channels of the input.
@@ -136,7 +130,11 @@ class FixupResNet(StagedNetwork):
         drop_per: DropPer = "batch",
         checkpoint_every: int = 0,
     ) -> None:
-        build = partial(_with_shortcut, block, shortcut_maker(shortcut, norm=False))
+        make_shortcut = shortcut_maker(shortcut, norm=False)
+
+        def build(in_channels: int, width: int, stride: int) -> nn.Module:
+            return block(in_channels, width, stride, partial(_biased, make_shortcut))
+
         super().__init__(
             stem,
             widths,
@@ -171,18 +169,10 @@ def _scalar_bias(channels: int) -> Bias:
     return Bias()
 
 
-def _with_shortcut(
-    block: Callable[[int, int, int, MakeShortcut], nn.Module],
-    shortcut: MakeShortcut,
-    in_channels: int,
-    width: int,
-    stride: int,
-) -> nn.Module:
-    """One block; a projection is a convolution, so a bias comes before it (rule 3)."""
-    built = cast(Any, block(in_channels, width, stride, shortcut))
-    if any(isinstance(layer, nn.Conv2d) for layer in built.shortcut.modules()):
-        built.shortcut = nn.Sequential(Bias(), *built.shortcut)
-    return built
+def _biased(shortcut: MakeShortcut, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """A shortcut whose projection, a convolution, comes behind a bias (rule 3)."""
+    built = shortcut(in_channels, out_channels, stride)
+    return nn.Sequential(Bias(), *built) if isinstance(built, ProjectionShortcut) else built
 
 
 def cifar_fixup(blocks_per_stage: int, **options: Any) -> FixupResNet:
@@ -216,7 +206,7 @@ def fixup_resnet110(**options: Any) -> FixupResNet:
 
 @register
 def fixup_resnet50(num_classes: int = 1000, shortcut: Shortcut = "B", **options: Any) -> FixupResNet:
-    """Fixup ResNet-50: 27.6% top-1 error on ImageNet, 24.0% with mixup (Table 2)."""
+    """Fixup ResNet-50: the ImageNet network of bottlenecks, without a BatchNorm."""
     widths, depths = (64, 128, 256, 512), (3, 4, 6, 3)
     return FixupResNet(
         "imagenet", widths, depths, FixupBottleneck, num_classes=num_classes, shortcut=shortcut, **options

@@ -28,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from reszoo.errors import ReszooError, check_at_least
+from reszoo.errors import ReszooError, check_at_least, check_between
 from reszoo.models._registry import register
 
 
@@ -162,8 +162,7 @@ class FractalNet(nn.Module):
         for name, value in (("num_columns", num_columns), ("in_chans", in_chans), ("widths", min(widths))):
             check_at_least(name, value, 1)
         for name, rate in (("dropout", dropout), ("drop_path", drop_path), ("global_share", global_share)):
-            if not 0 <= rate <= 1:
-                raise ReszooError(f"{name} must be between 0 and 1, got {rate}")
+            check_between(name, rate, 0, 1)
         self.num_columns = num_columns
         self.drop_path = drop_path
         self.global_share = global_share
@@ -205,6 +204,9 @@ class FractalNet(nn.Module):
         Returns:
             That column of each block and its pooling, the average and the head. It computes what a global draw of this
             column computes.
+
+        Raises:
+            ReszooError: There is no such column.
         """
         if not 0 <= index < self.num_columns:
             raise ReszooError(f"column must be 0 (shortest) to {self.num_columns - 1} (deepest), got {index}")
@@ -237,6 +239,7 @@ def fractalnet20(**options: Any) -> FractalNet:
 def fractalnet40(**options: Any) -> FractalNet:
     """FractalNet of four columns, 40 layers deep: 76.1M parameters.
 
-    The paper's 40-layer network is narrower (it states 22.9M); its widths are not published, so `widths` is yours.
+    The paper's 40-layer network is narrower: it states 22.9M, and neither the text nor the released code gives its
+    widths, so `widths` is yours.
     """
     return FractalNet(4, **options)

@@ -7,9 +7,8 @@ that Tables 1 and 2 round.
 
 Convention: T multiplies the branch and C the input, so a negative gate bias carries.
 
-Departures: the gate's bias is a parameter of the gate and not of its linear map, so that an initialiser that walks over
-`nn.Linear` and `nn.Conv2d` cannot reset it; `highway19` averages over whatever map is left, which is the published 8x8
-pooling at 32x32 and lets other sizes through.
+Departures: the gate's bias is not its linear map's (see `Gate`); `highway19` averages over whatever map is left, which
+is the published 8x8 pooling at 32x32 and lets other sizes through.
 
 Shapes: N batch, C channels, H height, W width, K classes, D units.
 """
@@ -18,12 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from reszoo.errors import ReszooError, check_at_least, check_choice
+from reszoo.errors import ReszooError, check_at_least, check_choice, check_image_shape
+from reszoo.layers import Gate
 from reszoo.models._registry import register
 
 Carry = Literal["coupled", "free"]
@@ -33,33 +33,6 @@ MakeLayer = Callable[..., nn.Linear | nn.Conv2d]
 """(bias) -> a linear map that keeps the shape."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
-
-
-class Gate(nn.Module):
-    """The share of a signal that passes: sigmoid(W x + b), between 0 and 1 for each unit.
-
-    Args:
-        layer: The linear map W, without a bias.
-        bias: Where every entry of b starts.
-    """
-
-    def __init__(self, layer: nn.Linear | nn.Conv2d, bias: float) -> None:
-        super().__init__()
-        self.initial_bias = bias
-        self.layer = layer
-        self.bias = nn.Parameter(torch.empty(layer.weight.shape[0]))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Put the bias back where it starts; what materialises a network from the meta device calls this."""
-        nn.init.constant_(self.bias, self.initial_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, D, ...) -> the same shape."""
-        return torch.sigmoid(self.layer(x) + self.bias.view(-1, *(1,) * (x.dim() - 2)))
-
-    def extra_repr(self) -> str:
-        return f"initial_bias={self.initial_bias}"
 
 
 class HighwayBlock(nn.Module):
@@ -74,7 +47,7 @@ class HighwayBlock(nn.Module):
 
     def __init__(self, layer: MakeLayer, activation: nn.Module, gate_bias: float, carry: Carry = "coupled") -> None:
         super().__init__()
-        check_choice("carry", carry, ("coupled", "free"))
+        check_choice("carry", carry, get_args(Carry))
         self.residual = nn.Sequential(layer(bias=True), activation)
         self.shortcut = nn.Identity()
         self.gate = Gate(layer(bias=False), gate_bias)
@@ -151,7 +124,7 @@ class ThinNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_chans, image_size, image_size) -> (N, K), or (N, width) without a head."""
-        check_shape(x, self.image_shape)
+        check_image_shape(x.shape, self.image_shape)
         x = self.stem(x.flatten(1))  # (N, width)
         return self.head(self.layers(x))
 
@@ -194,7 +167,7 @@ class HighwayNet(nn.Module):
     def feature_maps(self, x: Tensor) -> list[Tensor]:
         """(N, in_chans, H, W) -> one feature map per stage, the finest first."""
         if self.fixed_size:
-            check_shape(x, self.image_shape)
+            check_image_shape(x.shape, self.image_shape)
         maps = []
         for stage in self.stages:
             x = stage(x)
@@ -214,15 +187,6 @@ def xavier_init(network: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-def check_shape(x: Tensor, image_shape: tuple[int, int, int]) -> None:
-    """Refuse images of another shape than the network was built for."""
-    if tuple(x.shape[1:]) != image_shape:
-        raise ReszooError(
-            f"images must be (N, {', '.join(map(str, image_shape))}), got {tuple(x.shape)}; "
-            "build the network with the in_chans and image_size of the data"
-        )
 
 
 @register

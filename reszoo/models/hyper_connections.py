@@ -4,9 +4,8 @@ Papers: Zhu et al. 2024, "Hyper-Connections", arXiv:2409.19606; Xie et al. 2025,
 Hyper-Connections", arXiv:2512.24880, whose mixing matrix is doubly stochastic. Both on the pre-LN encoder; at the start
 the network computes what that encoder computes.
 
-Departures: the streams are averaged before the final norm, not summed, which leaves the norm's epsilon its meaning. Of
-mHC, the constraint on the mixing matrix alone: reading and writing weights stay free, as in hyper-connections, where
-the paper also keeps them positive.
+Departures: the streams are averaged before the final norm, whose epsilon then means what it does in the pre-LN encoder.
+Of mHC, the constraint on the mixing matrix alone: reading and writing weights stay free, as in hyper-connections.
 
 Shapes: B batch, L length, T real tokens, D width, n streams; (..., n, D) is (B, L, n, D) or packed (T, n, D).
 """

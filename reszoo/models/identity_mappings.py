@@ -15,15 +15,14 @@ Shapes: N batch, C channels, H height, W width, K classes.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from reszoo.errors import ReszooError, check_choice
-from reszoo.layers import MakeShortcut, Shortcut, shortcut_maker
+from reszoo.layers import Gate, MakeShortcut, Shortcut, shortcut_maker
 from reszoo.models._registry import register
 from reszoo.models._staged import StagedNetwork, Stem
-from reszoo.models.highway import Gate
 
 Activation = Literal["original", "bn_after_add", "relu_before_add", "relu_only_preact", "full_preact"]
 Mapping = Literal["identity", "scaled", "exclusive_gate", "shortcut_gate", "dropout"]
@@ -218,8 +217,7 @@ class MappingResNet(StagedNetwork):
         gate_bias: float = -6.0,
         checkpoint_every: int = 0,
     ) -> None:
-        choices = ("original", "bn_after_add", "relu_before_add", "relu_only_preact", "full_preact")
-        check_choice("activation", activation, choices)
+        check_choice("activation", activation, get_args(Activation))
         preact = activation in ("relu_only_preact", "full_preact")
         make_shortcut = shortcut_maker(shortcut, norm=not preact)
         unit = unit_of(mapping, scales, gate_bias)
@@ -236,8 +234,12 @@ class MappingResNet(StagedNetwork):
 
 
 def unit_of(mapping: Mapping, scales: Sequence[float], gate_bias: float) -> Callable[..., nn.Module]:
-    """The unit of a row of Table 1; a setting that the row would not use is refused."""
-    check_choice("mapping", mapping, ("identity", "scaled", "exclusive_gate", "shortcut_gate", "dropout"))
+    """The unit of a row of Table 1; a setting that the row would not use is refused.
+
+    Raises:
+        ReszooError: The mapping is unknown, or a setting does not belong to it.
+    """
+    check_choice("mapping", mapping, get_args(Mapping))
     if mapping != "scaled" and tuple(scales) != (0.5, 0.5):
         raise ReszooError(f"scales have no meaning with mapping={mapping!r}; drop them, or use mapping='scaled'")
     if not mapping.endswith("gate") and gate_bias != -6.0:

@@ -15,7 +15,7 @@ Shapes: N batch, C channels, H height, W width, K classes.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -84,7 +84,7 @@ class PreActBottleneck(nn.Module):
         stride_in: StrideIn = "1x1",
     ) -> None:
         super().__init__()
-        check_choice("stride_in", stride_in, ("1x1", "3x3"))
+        check_choice("stride_in", stride_in, get_args(StrideIn))
         self.out_channels = 4 * width
         self.shortcut = shortcut(in_channels, 4 * width, stride)
         self.activation, first = split_activation(in_channels, self.shortcut, activated)

@@ -12,7 +12,7 @@ Shapes: N batch, C channels, H height, W width, K classes.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
         self, in_channels: int, width: int, stride: int, shortcut: MakeShortcut, stride_in: StrideIn = "1x1"
     ) -> None:
         super().__init__()
-        check_choice("stride_in", stride_in, ("1x1", "3x3"))
+        check_choice("stride_in", stride_in, get_args(StrideIn))
         self.out_channels = 4 * width
         self.residual = StochasticDepth(*bottleneck_branch(in_channels, width, stride, stride_in))
         self.shortcut = shortcut(in_channels, 4 * width, stride)
@@ -121,7 +121,7 @@ class ResNet(StagedNetwork):
             (Section 4.1).
         zero_padding: How option A pads; "append" is the paper's. See `ZeroPadShortcut`.
         zero_gamma: Start the last BatchNorm scale of each branch at 0, so that every block begins as its shortcut
-            (Goyal et al. 2017, Section 5.1).
+            (Goyal et al. 2017).
         branch_scale: A trained factor behind each branch: "rezero" one number, "layer_scale" one a channel. See
             `scale_branches`.
         stochastic_depth: Rate at which training drops the last branch; the others follow the linear rule
@@ -148,7 +148,10 @@ class ResNet(StagedNetwork):
         checkpoint_every: int = 0,
     ) -> None:
         make_shortcut = shortcut_maker(shortcut, zero_padding)
-        build = partial(_with_shortcut, block, make_shortcut)
+
+        def build(in_channels: int, width: int, stride: int) -> nn.Module:
+            return block(in_channels, width, stride, make_shortcut)
+
         super().__init__(
             stem, widths, depths, build, num_classes=num_classes, in_chans=in_chans, checkpoint_every=checkpoint_every
         )
@@ -158,17 +161,6 @@ class ResNet(StagedNetwork):
                     nn.init.zeros_(cast(nn.BatchNorm2d, module[-1]).weight)
         scale_branches(self, branch_scale)
         drop_linearly(self, stochastic_depth, drop_per)
-
-
-def _with_shortcut(
-    block: Callable[[int, int, int, MakeShortcut], nn.Module],
-    shortcut: MakeShortcut,
-    in_channels: int,
-    width: int,
-    stride: int,
-) -> nn.Module:
-    """One block with the network's kind of shortcut."""
-    return block(in_channels, width, stride, shortcut)
 
 
 def cifar_resnet(blocks_per_stage: int, **options: Any) -> ResNet:

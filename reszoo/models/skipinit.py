@@ -13,10 +13,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from reszoo.layers import DropPer, MakeShortcut, ScalarScale, Shortcut, StochasticDepth, drop_linearly, shortcut_maker
+from reszoo.layers import (
+    Bias,
+    DropPer,
+    MakeShortcut,
+    ScalarScale,
+    Shortcut,
+    StochasticDepth,
+    drop_linearly,
+    shortcut_maker,
+)
 from reszoo.models._registry import register
 from reszoo.models._staged import StagedNetwork
-from reszoo.models.fixup import Bias
 
 
 class SkipInitBlock(nn.Module):
@@ -81,7 +89,7 @@ class SkipInitResNet(StagedNetwork):
             "cifar",
             widths,
             depths,
-            partial(_with_shortcut, shortcut_maker(shortcut, norm=False)),
+            partial(SkipInitBlock, shortcut=shortcut_maker(shortcut, norm=False)),
             stem_width,
             norm=Bias,
             num_classes=num_classes,
@@ -90,11 +98,6 @@ class SkipInitResNet(StagedNetwork):
         )
         self.final = nn.ReLU()
         drop_linearly(self, stochastic_depth, drop_per)
-
-
-def _with_shortcut(shortcut: MakeShortcut, in_channels: int, width: int, stride: int) -> SkipInitBlock:
-    """One block with the network's kind of shortcut."""
-    return SkipInitBlock(in_channels, width, stride, shortcut)
 
 
 @register
@@ -117,5 +120,5 @@ def skipinit_resnet110(**options: Any) -> SkipInitResNet:
 
 @register
 def skipinit_wrn16_4(shortcut: Shortcut = "B", **options: Any) -> SkipInitResNet:
-    """SkipInit WRN-16-4, the width of the paper's CIFAR experiments: 2.7M parameters."""
+    """SkipInit WRN-16-4: 2.7M parameters."""
     return SkipInitResNet((64, 128, 256), (2, 2, 2), shortcut=shortcut, **options)

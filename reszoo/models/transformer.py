@@ -2,7 +2,7 @@
 
 Papers: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, Section 3 (post-LN); Devlin et al. 2018,
 "BERT", arXiv:1810.04805 (its encoder at two sizes); Xiong et al. 2020, "On Layer Normalization in the Transformer
-Architecture", arXiv:2002.04745, Table 1 (pre-LN beside post-LN); Radford et al. 2019 (GPT-2), for the initial scale of
+Architecture", arXiv:2002.04745 (pre-LN beside post-LN); Radford et al. 2019 (GPT-2), for the initial scale of
 pre-LN branches; Wang et al. 2022, "DeepNet", arXiv:2203.00555 (DeepNorm); Ding et al. 2021, "CogView",
 arXiv:2105.13290, and Kim et al. 2025, "Peri-LN", arXiv:2502.02732 (norms on both sides of the branch).
 
@@ -47,7 +47,7 @@ class PostLN(nn.Module):
 
 
 class PreLN(nn.Module):
-    """The norm at the head of the branch: y = F(LN(x)) + x, Xiong et al., Table 1.
+    """The norm at the head of the branch: y = F(LN(x)) + x, Xiong et al.
 
     Args:
         dim: Width.
@@ -85,7 +85,7 @@ class SandwichLN(nn.Module):
 
 
 class DeepNorm(nn.Module):
-    """Post-LN with a stronger shortcut: y = LN(F(x) + alpha x), DeepNet, Section 3.
+    """Post-LN with a stronger shortcut: y = LN(F(x) + alpha x), DeepNet.
 
     Args:
         dim: Width.
@@ -190,7 +190,7 @@ def sandwich_encoder(**options: Any) -> Encoder:
 
 @register
 def deepnorm_encoder(depth: int = 4, **options: Any) -> Encoder:
-    """DeepNet's encoder: post-LN with alpha = (2 depth)^(1/4) and beta = (8 depth)^(-1/4) (Fig. 2); 4 blocks of 64."""
+    """DeepNet's encoder: post-LN with alpha = (2 depth)^(1/4) and beta = (8 depth)^(-1/4); 4 blocks of 64."""
     encoder = Encoder(partial(DeepNorm, alpha=(2 * depth) ** 0.25), False, depth=depth, **options)
     deepnorm_init(encoder, (8 * depth) ** -0.25)
     return encoder
@@ -210,7 +210,7 @@ def bert_base(
     num_classes: int = 0,
     **options: Any,
 ) -> Encoder:
-    """BERT-Base: 12 blocks of 768, 12 heads, 110M parameters (Section 3), exactly 109,482,240 with the pooler."""
+    """BERT-Base: 12 blocks of 768, 12 heads, 110M parameters, exactly 109,482,240 with the pooler."""
     return postln_encoder(
         embed_dim=embed_dim,
         depth=depth,
@@ -240,7 +240,7 @@ def bert_large(
     num_classes: int = 0,
     **options: Any,
 ) -> Encoder:
-    """BERT-Large: 24 blocks of 1024, 16 heads, 340M parameters (Section 3), exactly 335,141,888 with the pooler."""
+    """BERT-Large: 24 blocks of 1024, 16 heads, 340M parameters, exactly 335,141,888 with the pooler."""
     return postln_encoder(
         embed_dim=embed_dim,
         depth=depth,

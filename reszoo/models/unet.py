@@ -303,6 +303,9 @@ def border_weights(cells: Tensor, w_0: float = 10.0, sigma: float = 5.0) -> Tens
 
     Returns:
         (H, W), float32. With fewer than two cells the second term is 0.
+
+    Raises:
+        ReszooError: `cells` is not one map.
     """
     if cells.dim() != 2:
         raise ReszooError(f"cells must be one map of shape (H, W), got {tuple(cells.shape)}")

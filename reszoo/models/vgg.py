@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reszoo.errors import ReszooError, check_at_least
+from reszoo.errors import ReszooError, check_at_least, check_image_shape
 from reszoo.layers import he_init
 from reszoo.models._registry import register
 
@@ -76,11 +76,7 @@ class VGG(nn.Module):
 
     def feature_maps(self, x: Tensor) -> list[Tensor]:
         """(N, in_chans, image_size, image_size) -> each stage's pooled map, the finest first."""
-        if tuple(x.shape[1:]) != self.image_shape:
-            raise ReszooError(
-                f"images must be (N, {', '.join(map(str, self.image_shape))}), got {tuple(x.shape)}; "
-                "build the network with the in_chans and image_size of the data"
-            )
+        check_image_shape(x.shape, self.image_shape)
         maps = []
         for stage in self.stages:
             x = stage(x)

@@ -1,10 +1,10 @@
 """ViT: a pre-LN encoder over the patches of an image.
 
-Paper: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929, Section 3.1 and Table 1. The tiny and
-small sizes came later (Touvron et al. 2020, "DeiT", arXiv:2012.12877, Table 1).
+Paper: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929. The tiny and small sizes came later
+(Touvron et al. 2020, "DeiT", arXiv:2012.12877).
 
-Departures: the head is the single linear layer of fine-tuning (Section 3.2), also where the paper pre-trains with a
-hidden layer; weights start as in BERT, N(0, 0.02), with zero biases.
+Departures: the head is always the single linear layer of fine-tuning; weights start as in BERT, N(0, 0.02), with zero
+biases.
 
 Shapes: N batch, C channels, H height, W width, P patch size, L = H W / P^2 patches, D width, K classes.
 """
@@ -25,7 +25,7 @@ from reszoo.models.transformer import PreLN
 
 
 class VisionTransformer(nn.Module):
-    """Patches and a class token through pre-LN blocks; the class token is what the head reads (Eq. 1 to 4).
+    """Patches and a class token through pre-LN blocks; the class token is what the head reads.
 
     Args:
         image_size: Height and width of the images, one number if equal; multiples of `patch_size`.
@@ -36,7 +36,7 @@ class VisionTransformer(nn.Module):
         num_heads: Attention heads.
         mlp_ratio: Width inside the MLP, as a multiple of `embed_dim`.
         activation: "gelu", "gelu_tanh" or "relu".
-        dropout: On the embedding and behind every linear layer but the query, key and value (Appendix B.1).
+        dropout: On the embedding and behind every linear layer but the query, key and value.
         attention_dropout: On the attention weights.
         stochastic_depth: Probability of dropping the last branch in training; it grows linearly from the first on.
         drop_per: Whether a whole mini-batch drops a branch, or each image by itself.
@@ -111,14 +111,14 @@ class VisionTransformer(nn.Module):
 
     def feature_maps(self, x: Tensor) -> list[Tensor]:
         """(N, C, H, W) -> [(N, D, H / P, W / P)], the normed patch tokens."""
-        return [self._tokens(x)[:, 1:].transpose(1, 2).unflatten(2, self.grid)]
+        return [self.tokens(x)[:, 1:].transpose(1, 2).unflatten(2, self.grid)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, K), or the class token's (N, D) without a head."""
-        return self.head(self._tokens(x)[:, 0])
+        return self.head(self.tokens(x)[:, 0])
 
-    def _tokens(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, 1 + L, D)."""
+    def tokens(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, 1 + L, D), the normed tokens, the class token first."""
         if tuple(x.shape[2:]) != self.image_size:
             raise ReszooError(
                 f"this network was built for images of {self.image_size}, got {tuple(x.shape[2:])}; resize them, or "
@@ -130,7 +130,7 @@ class VisionTransformer(nn.Module):
         return self.norm(run_blocks(self.blocks, x, checkpoint_every=self.checkpoint_every))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Resize a table of another number of positions, whichever way the state came here (Section 3.2).
+        """Resize a table of another number of positions, whichever way the state came here.
 
         A table of another size must come from square images, as its own shape says nothing of theirs.
         """
@@ -142,7 +142,7 @@ class VisionTransformer(nn.Module):
 
 
 def resize_position_table(table: Tensor, old: Sequence[int], new: Sequence[int], num_prefix: int = 1) -> Tensor:
-    """Interpolate learned positions to another grid of patches (Section 3.2); those of prefix tokens stay as they are.
+    """Interpolate learned positions to another grid of patches; those of prefix tokens stay as they are.
 
     Args:
         table: (1, num_prefix + L, D).
@@ -182,13 +182,13 @@ def _grid(image_size: tuple[int, int], patch_size: int) -> tuple[int, int]:
 
 @register
 def vit_ti16(embed_dim: int = 192, num_heads: int = 3, **options: Any) -> VisionTransformer:
-    """ViT-Ti/16: 12 blocks of 192, 5,717,416 parameters (DeiT, Table 1)."""
+    """ViT-Ti/16: 12 blocks of 192, 5,717,416 parameters (DeiT)."""
     return VisionTransformer(embed_dim=embed_dim, num_heads=num_heads, **options)
 
 
 @register
 def vit_s16(embed_dim: int = 384, num_heads: int = 6, **options: Any) -> VisionTransformer:
-    """ViT-S/16: 12 blocks of 384, 22,050,664 parameters (DeiT, Table 1)."""
+    """ViT-S/16: 12 blocks of 384, 22,050,664 parameters (DeiT)."""
     return VisionTransformer(embed_dim=embed_dim, num_heads=num_heads, **options)
 
 
@@ -214,5 +214,5 @@ def vit_l16(embed_dim: int = 1024, depth: int = 24, num_heads: int = 16, **optio
 def vit_h14(
     patch_size: int = 14, embed_dim: int = 1280, depth: int = 32, num_heads: int = 16, **options: Any
 ) -> VisionTransformer:
-    """ViT-H/14: 32 blocks of 1280, 632,045,800 parameters (Table 1)."""
+    """ViT-H/14: 32 blocks of 1280, 632,045,800 parameters."""
     return VisionTransformer(patch_size=patch_size, embed_dim=embed_dim, depth=depth, num_heads=num_heads, **options)

@@ -1,8 +1,8 @@
 """Wide ResNet: pre-activation networks that are wide instead of very deep.
 
-Paper: Zagoruyko and Komodakis 2016, "Wide Residual Networks", arXiv:1605.07146. WRN-d-k is Table 1: the 3x3 stem of 16
-channels, then three stages of n = (d - 4) / 6 blocks B(3,3) of 16k, 32k and 64k channels. WRN-50-2-bottleneck is that
-of Section 3.4, ResNet-50 with twice the inner width. Table and section numbers refer to this paper.
+Paper: Zagoruyko and Komodakis 2016, "Wide Residual Networks", arXiv:1605.07146. WRN-d-k is a 3x3 stem of 16 channels,
+then three stages of n = (d - 4) / 6 pre-activated basic blocks of 16k, 32k and 64k channels. WRN-50-2-bottleneck is
+ResNet-50 with twice the inner width.
 
 Shapes: N batch, C channels, H height, W width, K classes.
 """
@@ -22,7 +22,7 @@ from reszoo.models.resnext import ResNeXtBlock
 
 
 class WideBlock(nn.Module):
-    """Two pre-activated 3x3 convolutions with dropout between, added to a shortcut: y = F(x) + shortcut(x), Fig. 1(d).
+    """Two pre-activated 3x3 convolutions with dropout between, added to a shortcut: y = F(x) + shortcut(x).
 
     Args:
         in_channels: Channels of the input.
@@ -30,7 +30,7 @@ class WideBlock(nn.Module):
         stride: Stride of the first convolution and of the shortcut.
         shortcut: Builds the shortcut from (in_channels, out_channels, stride).
         activated: Whether the input comes activated, as the first block's does.
-        dropout: Rate of the dropout in the branch (Section 2.4).
+        dropout: Rate of the dropout in the branch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class WideBlock(nn.Module):
 
 
 def wide_branch(in_channels: int, width: int, stride: int, dropout: float) -> nn.Sequential:
-    """The two layers of Fig. 1(d) behind the first activation."""
+    """The two layers of a block behind the first activation."""
     return nn.Sequential(
         nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False),
         nn.BatchNorm2d(width),
@@ -66,13 +66,16 @@ def wide_branch(in_channels: int, width: int, stride: int, dropout: float) -> nn
 
 
 def wide_resnet(depth: int, widen_factor: int, dropout: float, **options: Any) -> PreActResNet:
-    """WRN-d-k of Table 1.
+    """WRN-d-k: d layers, stages of k times 16, 32 and 64 channels.
 
     Args:
         depth: The paper's d = 6n + 4.
         widen_factor: The paper's k.
-        dropout: Rate of the dropout in each branch; the paper's is 0.3 on CIFAR and 0.4 on SVHN where it takes one.
+        dropout: Rate of the dropout in each branch; the paper's is 0.3 on CIFAR where it takes one.
         options: Options of `PreActResNet`.
+
+    Raises:
+        ReszooError: No n gives this depth, or the dropout is no rate.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ReszooError(f"depth must be 6n + 4 with n at least 1, such as 16, 28 or 40; got {depth}")
@@ -84,7 +87,7 @@ def wide_resnet(depth: int, widen_factor: int, dropout: float, **options: Any) -
 
 
 def wide_bottleneck_resnet(depths: Sequence[int], stride_in: StrideIn, **options: Any) -> ResNet:
-    """ResNet of bottlenecks whose 3x3 convolutions are twice as wide (Section 3.4)."""
+    """ResNet of bottlenecks whose 3x3 convolutions are twice as wide."""
     block = partial(ResNeXtBlock, cardinality=1, group_width=128, stride_in=stride_in)
     return ResNet("imagenet", (64, 128, 256, 512), depths, block, **options)
 
@@ -103,7 +106,7 @@ def wrn16_4(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> P
 
 @register
 def wrn16_8(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> PreActResNet:
-    """WRN-16-8: 11.0M parameters (Table 5)."""
+    """WRN-16-8: 11.0M parameters."""
     return wide_resnet(16, 8, dropout, shortcut=shortcut, **options)
 
 
@@ -115,7 +118,7 @@ def wrn28_10(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> 
 
 @register
 def wrn40_4(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> PreActResNet:
-    """WRN-40-4: 8.9M parameters (Table 5)."""
+    """WRN-40-4: 8.9M parameters."""
     return wide_resnet(40, 4, dropout, shortcut=shortcut, **options)
 
 
@@ -123,7 +126,7 @@ def wrn40_4(shortcut: Shortcut = "B", dropout: float = 0.0, **options: Any) -> P
 def wide_resnet50_2(
     num_classes: int = 1000, shortcut: Shortcut = "B", stride_in: StrideIn = "3x3", **options: Any
 ) -> ResNet:
-    """WRN-50-2-bottleneck: 68.9M parameters (Table 8)."""
+    """WRN-50-2-bottleneck: 68.9M parameters."""
     return wide_bottleneck_resnet((3, 4, 6, 3), stride_in, num_classes=num_classes, shortcut=shortcut, **options)
 
 

@@ -26,7 +26,7 @@ class Task(LightningModule):
         optimizer: Builds the optimizer from the parameters.
         schedule: The learning-rate schedule; None keeps the rate.
         decay_norm_and_bias: Whether weight decay also falls on parameters of at most one dimension (norm scales,
-            biases, gates). He et al. 2015 decay them; Goyal et al. 2017, Section 5.3, do not.
+            biases, gates). He et al. 2015 name no exception; Goyal et al. 2017 decay no BatchNorm.
     """
 
     kind = "task"

@@ -5,13 +5,16 @@ A schedule knows the length of the training, so a recipe states epochs once; eve
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from reszoo.errors import ReszooError, check_at_least, check_choice
+from reszoo.errors import ReszooError, check_at_least, check_between, check_choice
+
+Warmup = Literal["linear", "constant"]
+Unit = Literal["epochs", "steps", "share"]
 
 
 class Schedule:
@@ -20,23 +23,24 @@ class Schedule:
     Args:
         warmup_steps: Optimizer steps of the warm-up, at least 0.
         warmup_from: Factor of the rate at the first step, in [0, 1].
-        warmup: "linear" rises step by step to 1 (Goyal et al. 2017, Section 2.2); "constant" stays at `warmup_from`
+        warmup: "linear" rises step by step to 1 (Goyal et al. 2017); "constant" stays at `warmup_from`
             (He et al. 2015, Section 4.2, ResNet-110).
     """
 
-    def __init__(
-        self, warmup_steps: int = 0, warmup_from: float = 0.0, warmup: Literal["linear", "constant"] = "linear"
-    ) -> None:
+    def __init__(self, warmup_steps: int = 0, warmup_from: float = 0.0, warmup: Warmup = "linear") -> None:
         check_at_least("warmup_steps", warmup_steps, 0)
-        check_choice("warmup", warmup, ("linear", "constant"))
-        if not 0 <= warmup_from <= 1:
-            raise ReszooError(f"warmup_from must be in [0, 1], got {warmup_from}")
+        check_choice("warmup", warmup, get_args(Warmup))
+        check_between("warmup_from", warmup_from, 0, 1)
         self.warmup_steps = warmup_steps
         self.warmup_from = warmup_from
         self.warmup = warmup
 
     def build(self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:
-        """The schedule as PyTorch's own, to be stepped after every optimizer step."""
+        """The schedule as PyTorch's own, to be stepped after every optimizer step.
+
+        Raises:
+            ReszooError: The warm-up is no shorter than the training, or a milestone lies behind its end.
+        """
         if self.warmup_steps >= total_steps:
             raise ReszooError(
                 f"warmup_steps={self.warmup_steps} must be fewer than the {total_steps} steps of the training"
@@ -72,14 +76,14 @@ class MultiStep(Schedule):
     def __init__(
         self,
         milestones: list[float],
-        unit: Literal["epochs", "steps", "share"] = "epochs",
+        unit: Unit = "epochs",
         gamma: float = 0.1,
         warmup_steps: int = 0,
         warmup_from: float = 0.0,
-        warmup: Literal["linear", "constant"] = "linear",
+        warmup: Warmup = "linear",
     ) -> None:
         super().__init__(warmup_steps, warmup_from, warmup)
-        check_choice("unit", unit, ("epochs", "steps", "share"))
+        check_choice("unit", unit, get_args(Unit))
         if sorted(set(milestones)) != list(milestones) or (milestones and milestones[0] <= 0):
             raise ReszooError(f"milestones must rise from above 0, got {milestones}")
         self.milestones = milestones
@@ -98,7 +102,7 @@ class MultiStep(Schedule):
 
 
 class Cosine(Schedule):
-    """Fall from 1 to `final` along half a cosine (Loshchilov and Hutter 2017, Eq. 5, without restarts).
+    """Fall from 1 to `final` along half a cosine (Loshchilov and Hutter 2017, without restarts).
 
     Args:
         final: Factor of the rate at the end, in [0, 1].
@@ -112,11 +116,10 @@ class Cosine(Schedule):
         final: float = 0.0,
         warmup_steps: int = 0,
         warmup_from: float = 0.0,
-        warmup: Literal["linear", "constant"] = "linear",
+        warmup: Warmup = "linear",
     ) -> None:
         super().__init__(warmup_steps, warmup_from, warmup)
-        if not 0 <= final <= 1:
-            raise ReszooError(f"final must be in [0, 1], got {final}")
+        check_between("final", final, 0, 1)
         self.final = final
 
     def after_warmup(self, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:

@@ -187,7 +187,7 @@ def train_ddp(rank, folder, per, every):
     assert_same_everywhere(torch.cat([p.detach().flatten() for p in network.parameters()]))
     # SyncBatchNorm itself needs an accelerator; that it shares the draw does not.
     branch = StochasticDepth(nn.SyncBatchNorm(3), rate=0.5, per="batch")
-    assert_same_everywhere(torch.stack([branch._draw(3) for _ in range(8)]))
+    assert_same_everywhere(torch.stack([branch.draw(3) for _ in range(8)]))
     dist.destroy_process_group()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import reszoo
 from reszoo.errors import ReszooError
 from reszoo.layers import FrozenBatchNorm2d, freeze_batch_norm
-from reszoo.models.faster_rcnn import check_boxes
+from reszoo.models._detection_targets import check_boxes
 
 LOSSES = {"loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
 

@@ -6,7 +6,8 @@ from torch import nn
 
 import reszoo
 from reszoo.errors import ReszooError
-from reszoo.models.highway import Gate, conv_block, linear_block
+from reszoo.layers import Gate
+from reszoo.models.highway import conv_block, linear_block
 
 BUILDS = {
     "highway_mlp": {"depth": 4, "width": 6, "image_size": 8},

@@ -4,7 +4,7 @@ from torch import nn
 
 import reszoo
 from reszoo.errors import ReszooError
-from reszoo.models.highway import Gate
+from reszoo.layers import Gate
 
 ACTIVATIONS = ["original", "bn_after_add", "relu_before_add", "relu_only_preact", "full_preact"]
 MAPPINGS = ["identity", "scaled", "exclusive_gate", "shortcut_gate", "dropout"]
