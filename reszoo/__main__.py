@@ -1,5 +1,6 @@
 """`reszoo` and `python -m reszoo`: pick the command, and import only what it needs."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +15,7 @@ COMMANDS = {
     "list": ("reszoo.cli.list_models", "architectures with their exact parameter counts"),
     "recipes": ("reszoo.cli.list_recipes", "the trainings that ship with the package"),
     "reproduce": ("reszoo.cli.reproduce", "repeat a published experiment and compare"),
+    "record": ("reszoo.cli.evidence", "store finished runs as a recipe's evidence"),
     "benchmark": ("reszoo.cli.benchmark", "measure speed and memory beside other libraries"),
 }
 """Each module has `main(command, argv)`."""
@@ -38,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"reszoo {__version__}")
         return 0
     command, *rest = words
+    # Threads that spin while they wait slow small networks down many times over as soon as another process needs the
+    # cores; sleeping ones cost microseconds. Read once, when torch starts its threads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if command not in COMMANDS:
             hint = nearest(command, COMMANDS, 1) or "; `reszoo --help` lists them"

@@ -1,7 +1,10 @@
+import json
+
 import pytest
 import yaml
 
 from reszoo.__main__ import main
+from reszoo.cli.evidence import evidence_of, measured_lines
 from reszoo.cli.recipes import find_recipe, headline, recipe_names
 
 
@@ -29,3 +32,12 @@ def test_a_recipe_opens_with_its_four_lines(name):
 def test_a_recipes_first_line_names_the_network_that_it_trains(name):
     network = yaml.safe_load(find_recipe(name).read_text())["model"]["init_args"]["network"]["class_path"]
     assert headline(find_recipe(name)).split()[0].lower().replace("-", "") == network.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_headers_numbers_are_those_of_its_stored_runs(name):
+    recipe = find_recipe(name)
+    runs = json.loads(evidence_of(recipe).read_text())
+    assert recipe.read_text().splitlines()[1:3] == list(measured_lines(runs))
+    assert len({run["data"]["sha256"] for run in runs}) == 1
+    assert all(run["commit"] for run in runs)

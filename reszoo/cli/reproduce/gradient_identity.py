@@ -2,7 +2,9 @@
 
 He et al. 2016 (arXiv:1603.05027), Eq. 5: the derivative of a residual stack is a sum whose first term is the identity,
 that of a plain stack a product that fades or grows with depth. Each branch is F(x) = W2 relu(W1 x) of width 8 with
-entries drawn from N(0, spread^2); the plain and the residual stack of 30 share every weight and the input.
+entries drawn from N(0, spread^2); the plain and the residual stack of 30 share every weight and the input. The
+published lines come from an article whose program is not at hand: its ranges over seeds are compared, and its digits are
+shown beside ours.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from torch import Tensor
 from reszoo.analysis import plots
 from reszoo.analysis.jacobian import Function, identity_error, stack_gain
 from reszoo.cli._run_folder import RunFolder
-from reszoo.cli.reproduce._report import Claim, as_records, show
+from reszoo.cli.reproduce._report import Claim, as_records, show, within
 
 WIDTH, BLOCKS = 8, 30
 PUBLISHED = {
@@ -48,6 +50,8 @@ def reproduce(seeds: int, root: Path) -> bool:
         for o in outcomes
     ]
     run.finish("finished", claims=as_records(claims), outcomes=records)
+    for line in five_lines(outcomes[0]):
+        print(line)
     show(f"gain of {BLOCKS} blocks (spectral norm of the Jacobian), {seeds} seeds", claims)
     print(f"figure: {figure}\nnumbers: {run.path / 'results.json'}")
     return all(claim.holds for claim in claims)
@@ -76,17 +80,21 @@ def draw_branch(spread: float) -> Function:
     return branch
 
 
+def five_lines(first: Outcome) -> list[str]:
+    """Seed 0 beside the published lines of seed 0, which another program drew."""
+    lines = [f"Jacobian of x + F(x) equals I + dF/dx: {first.deviation < 1e-5} (published: True)"]
+    for (kind, spread), (value, _) in PUBLISHED.items():
+        lines.append(f"{kind}, spread {spread}: {first.gains[kind, spread]:.1e} (published: {value:.1e})")
+    return lines
+
+
 def judge(outcomes: Sequence[Outcome]) -> list[Claim]:
     """The identity, and each stack's gain against the published seeds."""
     worst = max(o.deviation for o in outcomes)
     claims = [Claim("Jacobian of x + F(x) equals I + dF/dx", "True", f"largest deviation {worst:.1e}", worst < 1e-5)]
-    for (kind, spread), (first, (low, high)) in PUBLISHED.items():
+    for (kind, spread), (_, (low, high)) in PUBLISHED.items():
         gains = [o.gains[kind, spread] for o in outcomes]
-        text = f"{kind}, spread {spread}: gain of {BLOCKS} blocks"
-        low, high = min(low, first), max(high, first)
-        inside = sum(low <= float(f"{gain:.1e}") <= high for gain in gains)
-        ours = f"{min(gains):.1e} to {max(gains):.1e}; {inside} of {len(gains)} seeds inside"
-        claims.append(Claim(text, f"{low:.1e} to {high:.1e}", ours, inside == len(gains)))
+        claims.append(within(f"{kind}, spread {spread}: gain of {BLOCKS} blocks", gains, low, high, ".1e"))
     return claims
 
 
