@@ -6,7 +6,6 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import reszoo
-from reszoo.cli.benchmark.encoder_padding import joined
 from reszoo.errors import ReszooError
 from reszoo.layers import Packed, Padded, SelfAttention, lay_out
 from reszoo.models._encoder_blocks import Branch
@@ -29,6 +28,34 @@ def ragged(lengths, length=12, vocab=50):
 
 def count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
+
+
+def joined(theirs):
+    """BertModel's tensors under our names, with query, key and value in one."""
+    names = {
+        "embeddings.word_embeddings": "embedding.tokens",
+        "embeddings.position_embeddings": "embedding.positions",
+        "embeddings.token_type_embeddings": "embedding.segments",
+        "embeddings.LayerNorm": "embedding.norm",
+        "encoder.layer": "blocks",
+        "attention.output.dense": "attention.residual.0.out",
+        "attention.output.LayerNorm": "attention.norm",
+        "intermediate.dense": "mlp.residual.0",
+        "output.dense": "mlp.residual.3",
+        "output.LayerNorm": "mlp.norm",
+        "self.query": "residual.0.qkv",
+        "pooler.dense": "pooler.0",
+    }
+    ours = {}
+    for key, value in theirs.items():
+        if ".self.query." in key:
+            value = torch.cat([theirs[key.replace("query", part)] for part in ("query", "key", "value")])
+        elif ".self." in key:
+            continue
+        for old, new in names.items():
+            key = key.replace(old, new)
+        ours[key] = value
+    return ours
 
 
 def bert_pair(depth=2):

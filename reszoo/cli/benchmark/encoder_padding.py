@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reszoo.cli.benchmark._harness import Row, interleaved
 from reszoo.errors import ReszooError
-from reszoo.models import create
+from reszoo.hub.convert import convert
 
 VOCAB, WIDTH, DEPTH, HEADS, LENGTH, BATCH = 8192, 512, 4, 8, 128, 32
 
@@ -31,9 +31,8 @@ def measure(rounds: int = 9) -> list[Row]:
     """
     torch.manual_seed(0)
     tokens, mask = batch()
-    theirs, ours = bert(), encoder()
-    ours.load_state_dict(joined(theirs.state_dict()))
-    peer = Peer(theirs)
+    theirs = bert()
+    ours, peer = encoder(theirs), Peer(theirs)
     with torch.inference_mode():
         difference = (ours(tokens, mask)[mask] - peer(tokens, mask)[mask]).abs().max().item()
     if difference > 5e-6:
@@ -55,19 +54,10 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randint(1, VOCAB, (BATCH, LENGTH)), torch.arange(LENGTH) < lengths[:, None]
 
 
-def encoder() -> nn.Module:
-    """Our network, without pooling and head."""
-    return create(
-        "bert_base",
-        vocab_size=VOCAB,
-        embed_dim=WIDTH,
-        depth=DEPTH,
-        num_heads=HEADS,
-        max_length=LENGTH,
-        dropout=0.0,
-        attention_dropout=0.0,
-        pooling="none",
-    )
+def encoder(theirs: nn.Module) -> nn.Module:
+    """Our network with the weights of the peer's, without pooling and head."""
+    state = theirs.state_dict()
+    return convert(state, "bert_base", num_heads=HEADS, dropout=0.0, attention_dropout=0.0, pooling="none")
 
 
 def bert() -> nn.Module:
@@ -97,34 +87,6 @@ class Peer(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """(B, L) ids and mask -> (B, L, D)."""
         return self.model(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
-
-
-def joined(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """BertModel's tensors under our names, with query, key and value in one."""
-    names = {
-        "embeddings.word_embeddings": "embedding.tokens",
-        "embeddings.position_embeddings": "embedding.positions",
-        "embeddings.token_type_embeddings": "embedding.segments",
-        "embeddings.LayerNorm": "embedding.norm",
-        "encoder.layer": "blocks",
-        "attention.output.dense": "attention.residual.0.out",
-        "attention.output.LayerNorm": "attention.norm",
-        "intermediate.dense": "mlp.residual.0",
-        "output.dense": "mlp.residual.3",
-        "output.LayerNorm": "mlp.norm",
-        "self.query": "residual.0.qkv",
-        "pooler.dense": "pooler.0",
-    }
-    ours = {}
-    for key, value in theirs.items():
-        if ".self.query." in key:
-            value = torch.cat([theirs[key.replace("query", part)] for part in ("query", "key", "value")])
-        elif ".self." in key:
-            continue
-        for old, new in names.items():
-            key = key.replace(old, new)
-        ours[key] = value
-    return ours
 
 
 def inference(network: nn.Module, tokens: Tensor, mask: Tensor) -> Callable[[], Any]:
