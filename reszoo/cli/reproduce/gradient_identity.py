@@ -3,8 +3,8 @@
 He et al. 2016 (arXiv:1603.05027), Eq. 5: the derivative of a residual stack is a sum whose first term is the identity,
 that of a plain stack a product that fades or grows with depth. Each branch is F(x) = W2 relu(W1 x) of width 8 with
 entries drawn from N(0, spread^2); the plain and the residual stack of 30 share every weight and the input. The
-published lines come from an article whose program is not at hand: its ranges over seeds are compared, and its digits are
-shown beside ours.
+published lines come from an article whose program is not at hand: its ranges over seeds are compared, and its digits
+are shown beside ours.
 """
 
 from collections.abc import Sequence
