@@ -16,7 +16,7 @@ from reszoo.callbacks import read_rows
 from reszoo.cli._run_folder import RunFolder, environment
 from reszoo.errors import ReszooError
 from reszoo.hub import bundle
-from reszoo.hub.checkpoint import read_checkpoint
+from reszoo.hub.checkpoint import KEY, open_checkpoint, read_checkpoint
 from reszoo.models import create
 from reszoo.tasks import ImageClassification
 
@@ -135,10 +135,9 @@ def write_confusion(task: ImageClassification, folder: Path) -> Path:
 
 def write_bundle(checkpoint: Path, folder: Path, recipe: str, results: dict[str, Any]) -> Path | None:
     """The bundle of a checkpoint, rebuilt from what it says; None if no registered factory built its network."""
-    try:
-        description, state = read_checkpoint(checkpoint)
-    except ReszooError:
+    if open_checkpoint(checkpoint)[KEY]["architecture"] is None:
         return None
+    description, state = read_checkpoint(checkpoint)
     network = create(description.architecture, **description.arguments)
     network.load_state_dict(state)
     return bundle.save(

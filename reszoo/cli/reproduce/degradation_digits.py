@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from reszoo.analysis import plots
 from reszoo.cli._run_folder import RunFolder
 from reszoo.cli.reproduce._report import Claim, as_records, show, within
-from reszoo.layers import shortcut_maker
-from reszoo.models._staged import StagedNetwork
-from reszoo.models.plain import PlainBlock
-from reszoo.models.resnet import BasicBlock
+from reszoo.models.plain import PlainBlock, PlainNet
+from reszoo.models.resnet import BasicBlock, ResNet
 
 EPOCHS, BATCH, RATE, MOMENTUM, TRAIN, WIDTH = 6, 64, 0.05, 0.9, 1437, 20
 NETWORKS = [("plain", 8), ("residual", 8), ("plain", 26), ("residual", 26)]
@@ -73,13 +71,12 @@ def training_digits() -> tuple[Tensor, Tensor]:
 
 def build(kind: str, layers: int) -> nn.Module:
     """Stem, (layers - 2) / 2 blocks of constant width, head; PyTorch's default initialisation."""
-
-    def block(in_channels: int, width: int, stride: int) -> nn.Module:
-        if kind == "plain":
-            return PlainBlock(in_channels, width, stride)
-        return BasicBlock(in_channels, width, stride, shortcut_maker("A"))
-
-    network = StagedNetwork("cifar", (WIDTH,), ((layers - 2) // 2,), block, in_chans=1)
+    depths = ((layers - 2) // 2,)
+    network: nn.Module
+    if kind == "plain":
+        network = PlainNet("cifar", (WIDTH,), depths, PlainBlock, in_chans=1)
+    else:
+        network = ResNet("cifar", (WIDTH,), depths, BasicBlock, in_chans=1)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             module.reset_parameters()
