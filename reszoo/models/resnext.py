@@ -73,10 +73,16 @@ def imagenet_resnext(depths: Sequence[int], cardinality: int, group_width: int, 
     return ResNet("imagenet", (64, 128, 256, 512), depths, block, **options)
 
 
-def cifar_resnext(cardinality: int, group_width: int, **options: Any) -> ResNet:
-    """29 layers: a 3x3 stem of 64 channels and three stages of three blocks."""
+def cifar_resnext(cardinality: int, group_width: int, blocks_per_stage: int = 3, **options: Any) -> ResNet:
+    """9n + 2 layers, 29 in the paper: a 3x3 stem of 64 channels and three stages of n blocks."""
     block = partial(ResNeXtBlock, cardinality=cardinality, group_width=group_width)
-    return ResNet("cifar", (64, 128, 256), (3, 3, 3), block, **options)
+    return ResNet("cifar", (64, 128, 256), (blocks_per_stage,) * 3, block, **options)
+
+
+@register
+def resnext11_4x16d(shortcut: Shortcut = "B", **options: Any) -> ResNet:
+    """ResNeXt-11, 4x16d: n = 1, the smallest of the family, for images of a few pixels."""
+    return cifar_resnext(4, 16, 1, shortcut=shortcut, **options)
 
 
 @register

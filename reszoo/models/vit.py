@@ -102,8 +102,10 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(embed_dim, norm_eps)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
         init_weights(self, 0.02)
-        for weight in (self.class_token, self.positions, self.stem.weight):
+        for weight in (self.class_token, self.positions):
             nn.init.normal_(weight, std=0.02)
+        # Unit variance in, unit variance out, as in the authors' code: 0.02 would drown small patches in the positions.
+        nn.init.normal_(self.stem.weight, std=self.stem.weight[0].numel() ** -0.5)
 
     def example_inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
         """Random arguments of one forward pass, of the size the network was built for."""

@@ -8,22 +8,22 @@ from torch import nn
 
 import reszoo
 
-EXAMPLES = [  # name, options, learning rate, epochs
+EXAMPLES = [  # name, options, learning rate of SGD (of AdamW for a Transformer), epochs
     ("plain8", {}, 0.05, 8),
     ("resnet20", {}, 0.05, 8),
     ("resnet20", {"stochastic_depth": 0.2}, 0.05, 12),
     ("resnet20", {"stochastic_depth": 0.2, "drop_per": "sample"}, 0.05, 12),
     ("resnet20", {"branch_scale": "rezero"}, 0.05, 8),
     ("preact_resnet20", {}, 0.05, 8),
-    ("mapping_resnet8", {"mapping": "exclusive_gate"}, 0.05, 8),
+    ("mapping_resnet8", {"mapping": "exclusive_gate", "gate_bias": -3.0}, 0.1, 15),
     ("mapping_resnet8", {"mapping": "shortcut_gate", "activation": "full_preact"}, 0.05, 8),
     ("fixup_resnet8", {}, 0.05, 12),
     ("skipinit_resnet8", {}, 0.05, 12),
     ("wrn10_1", {}, 0.05, 8),
-    ("resnext50_32x4d", {}, 0.05, 8),
+    ("resnext11_4x16d", {}, 0.05, 8),
     ("densenet_bc22_k12", {}, 0.05, 10),
     ("densenet_bc22_k12", {"memory": "lean"}, 0.05, 10),
-    ("vit_ti16", {"image_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4}, 0.02, 40),
+    ("vit_ti16", {"image_size": 8, "patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}, 0.003, 30),
     ("highway_mlp", {"depth": 10, "image_size": 8}, 0.05, 30),
     ("highway_mlp", {"depth": 50, "gate_bias": -4.0, "image_size": 8}, 0.05, 20),
     ("highway10", {"image_size": 8}, 0.1, 35),
@@ -48,7 +48,10 @@ def test_it_learns_digits(name, options, learning_rate, epochs):
     torch.manual_seed(0)
     images, test_images, labels, test_labels = digits()
     network = reszoo.create(name, in_chans=1, **options)
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate, momentum=0.9, nesterov=True)
+    if name.startswith("vit"):
+        optimizer = torch.optim.AdamW(network.parameters(), learning_rate)
+    else:
+        optimizer = torch.optim.SGD(network.parameters(), learning_rate, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
         for batch in torch.randperm(len(images)).split(64):
