@@ -57,7 +57,7 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
         if name not in arguments:
             raise ReszooError(f"{description.architecture} has no option {name!r}; valid: {', '.join(arguments)}")
         arguments[name] = value
-    network = create(description.architecture, **arguments)
+    network = _build(description, state, arguments, str(source))
     report = _fit_in(network, state, description, arguments, str(source))
     same_classes = arguments.get("num_classes") == description.arguments.get("num_classes")
     same_channels = arguments.get("in_chans") == description.arguments.get("in_chans")
@@ -106,6 +106,25 @@ def _what_is_missing(folder: Path) -> str:
     return f"folder {str(folder)!r} is no run and no bundle: it holds neither bundle/{CONFIG} nor {CONFIG}"
 
 
+def _build(description: Description, state: dict[str, Tensor], arguments: dict[str, Any], source: str) -> nn.Module:
+    """The network; first without memory, so that no argument can ask for more than the stored weights fill."""
+    try:
+        with torch.device("meta"):
+            plan = create(description.architecture, **description.arguments).state_dict()
+        if sum(tensor.numel() for tensor in plan.values()) > 2 * sum(tensor.numel() for tensor in state.values()):
+            raise ReszooError(
+                f"the arguments of {source!r} describe a network far larger than the weights beside them; "
+                "copy the bundle again, whole"
+            )
+        return create(description.architecture, **arguments)
+    except ReszooError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+        raise ReszooError(
+            f"{source!r}: {description.architecture} cannot be built with {arguments!r}: {str(error).splitlines()[0]}"
+        ) from error
+
+
 def _fit_in(
     network: nn.Module, state: dict[str, Tensor], description: Description, arguments: dict[str, Any], source: str
 ) -> LoadReport:
@@ -149,4 +168,7 @@ def _changed_by_overrides(description: Description, arguments: dict[str, Any]) -
 
 
 def _text(path: Path) -> str | None:
-    return path.read_text("utf-8") if path.is_file() else None
+    try:
+        return path.read_text("utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise ReszooError(f"{str(path)!r} is not text: {error}; copy the bundle again") from error
