@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe has gone; there is nobody to tell
         return 0
+    except OSError as error:  # a full or read-only disk, a name too long: the system's own words name the file
+        print(f"reszoo: error: {str(error)[:1000]}", file=sys.stderr)
+        return 2
     return code
 
 

@@ -50,6 +50,8 @@ class ImageTransform:
                 f"transform: mean and std need one value for each of 1 or 3 channels, std positive; "
                 f"got mean={self.mean}, std={self.std}"
             )
+        if not all(map(math.isfinite, (*self.mean, *self.std))):
+            raise ReszooError(f"transform: mean and std must be finite, got mean={self.mean}, std={self.std}")
         if not 0 < self.crop <= 1:
             raise ReszooError(f"transform: crop must be in (0, 1], got {self.crop}")
         check_choice("interpolation", self.interpolation, ("bilinear", "bicubic"))
@@ -60,16 +62,17 @@ class ImageTransform:
         names = {"size", "mean", "std", "crop", "interpolation"}
         if not isinstance(values, dict) or set(values) != names:
             raise ReszooError(f"transform: expected the keys {sorted(names)}, got {values!r}")
-        try:
-            height, width = (int(side) for side in values["size"])
-            mean, std = (tuple(float(v) for v in values[key]) for key in ("mean", "std"))
-            return cls((height, width), mean, std, float(values["crop"]), values["interpolation"])
-        except (TypeError, ValueError) as error:
-            raise ReszooError(f"transform: unusable values {values!r} ({error})") from error
+        size, mean, std, crop, interpolation = (values[key] for key in ("size", "mean", "std", "crop", "interpolation"))
+        for key, numbers, kinds in (("size", size, (int,)), ("mean", mean, (int, float)), ("std", std, (int, float))):
+            if not isinstance(numbers, list | tuple) or not all(type(number) in kinds for number in numbers):
+                raise ReszooError(f"transform: {key} must be a list of numbers, got {numbers!r}")
+        if len(size) != 2 or type(crop) not in (int, float):
+            raise ReszooError(f"transform: size must be two integers and crop a number, got {size!r} and {crop!r}")
+        return cls((size[0], size[1]), tuple(map(float, mean)), tuple(map(float, std)), float(crop), interpolation)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
-        return asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def __call__(self, image: "Image | Tensor | str | Path") -> Tensor:
         """Prepare one image.
@@ -131,6 +134,8 @@ def decode(image: "Image | str | Path", in_chans: int) -> Tensor:
             with PIL.Image.open(image) as opened:
                 opened.load()
                 return decode(opened, in_chans)
+        except ReszooError as error:
+            raise ReszooError(f"image {str(image)!r}: {error}") from error
         except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
             raise ReszooError(f"image {str(image)!r} cannot be read: {error}") from error
     upright = ImageOps.exif_transpose(image)

@@ -87,3 +87,18 @@ def test_the_values_survive_json():
 def test_values_that_cannot_be_are_refused(bad):
     with pytest.raises(ReszooError):
         ImageTransform(**({"size": (8, 8), "mean": (0.5,), "std": (0.2,)} | bad))
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": "88"}, {"size": [8, 8, 8]}, {"mean": ["0.5"]}, {"std": [float("nan")]}, {"crop": "1"}]
+)
+def test_a_stored_transform_is_never_cast(change):
+    stored = ImageTransform((8, 8), (0.5,), (0.5,)).as_dict()
+    with pytest.raises(ReszooError, match="transform: "):
+        ImageTransform.from_dict(stored | change)
+
+
+def test_a_picture_without_a_defined_range_is_named(tmp_path):
+    Image.fromarray(np.full((8, 8), 70_000, np.int32)).save(tmp_path / "x.tif")
+    with pytest.raises(ReszooError, match=r"x.tif': a picture of mode 'I' must hold"):
+        decode(tmp_path / "x.tif", 1)

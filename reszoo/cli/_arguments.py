@@ -1,5 +1,6 @@
 """What the command line says before the parser sees it: recipes by name, runs as checkpoints, and who said what."""
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ CHECKPOINTS = {
     "predict": ("best", "last"),
 }
 """Which checkpoint of a run each command takes, first choice first."""
+MAX_RECIPE_BYTES = 1_000_000
 
 
 @dataclass
@@ -56,13 +58,47 @@ class Arguments:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as a mapping."""
+    if path.stat().st_size > MAX_RECIPE_BYTES:
+        raise ReszooError(f"recipe {str(path)!r} is larger than {MAX_RECIPE_BYTES:,} bytes; name a YAML file")
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = yaml.load(path.read_text("utf-8"), _StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ReszooError(f"recipe {str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ReszooError(f"recipe {str(path)!r} is nested too deeply, or holds itself by an alias") from error
     if not isinstance(values, dict):
-        raise ReszooError(f"recipe {str(path)!r} must hold a mapping with model, data and trainer; it holds {values!r}")
+        raise ReszooError(
+            f"recipe {str(path)!r} must hold a mapping with model, data and trainer; it holds {reprlib.repr(values)}"
+        )
+    for section in ("model", "data", "trainer"):
+        if section in values and not isinstance(values[section], dict | str | None):
+            raise ReszooError(
+                f"recipe {str(path)!r}: {section} must be a mapping, got {reprlib.repr(values[section])}; "
+                "`reszoo recipes --show digits/resnet26` is an example"
+            )
     return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice, or a value that holds itself, is an error, not a surprise."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark if self.check_event(yaml.AliasEvent) else None
+        node = super().compose_node(parent, index)
+        if mark is not None and node is not None and node.end_mark is None:
+            raise yaml.composer.ComposerError(None, None, "found a value that holds itself", mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return node
 
 
 def prepare(command: str, argv: Sequence[str]) -> Arguments:

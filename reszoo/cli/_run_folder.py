@@ -37,7 +37,13 @@ class RunFolder:
     def make(self, config: str, seed: int | None, data: dict[str, Any] | None) -> None:
         """Create the folder, the resolved configuration and the first record."""
         try:
-            self.path.mkdir(parents=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    self.path.mkdir()
+                    break
+                except FileExistsError:  # another training took the name since
+                    self.path = _unused(self.path.parent)
             (self.path / "config.yaml").write_text(config, "utf-8")
         except OSError as error:
             raise ReszooError(

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from reszoo.analysis import plots
 from reszoo.callbacks import read_rows
@@ -31,19 +32,25 @@ def after_fit(
 ) -> None:
     """Test the best checkpoint once; write results, figures and bundle into the run folder."""
     folder = run.path
-    chosen = Path(best.best_model_path or folder / "checkpoints" / "last.ckpt")
+    chosen = Path(trainer.strategy.broadcast(best.best_model_path or str(folder / "checkpoints" / "last.ckpt")))
     steps, epochs = trainer.global_step, trainer.current_epoch
     trainer.loggers = []  # the log is of the training alone
     trainer.validate(task, datamodule=data, ckpt_path=chosen, verbose=False)
     metrics = measured(trainer)
     trainer.test(task, datamodule=data, ckpt_path=chosen, verbose=False)
     metrics |= measured(trainer)
+    matrix = task.confusion.compute().cpu()  # (true, predicted); every rank takes part in the sum
     if not trainer.is_global_zero:
         return
     curve = plots.training_curve(read_rows(folder), run.recipe, folder / "training_curve.png")
-    confusion = write_confusion(task, folder)
+    confusion = write_confusion(matrix, task.labels or [], folder)
     run.finish(
-        "finished", metrics=metrics, epochs=epochs, steps=steps, checkpoint=chosen.name, per_class=per_class(task)
+        "finished",
+        metrics=metrics,
+        epochs=epochs,
+        steps=steps,
+        checkpoint=chosen.name,
+        per_class=per_class(matrix, task.labels or []),
     )
     saved = write_bundle(chosen, folder / "bundle", recipe, run.results)
     rows = {name: f"{value['value']:.4f}  (n = {value['n']})" for name, value in metrics.items() if name != "test/n"}
@@ -62,17 +69,18 @@ def after_evaluation(
     trainer: Trainer, task: ImageClassification, command: str, data: LightningDataModule, folder: Path
 ) -> None:
     """Write and show what `validate` or `test` measured."""
+    matrix = task.confusion.compute().cpu() if command == "test" else None  # every rank takes part in the sum
     if not trainer.is_global_zero:
         return
     metrics = measured(trainer)
     described = data.describe() if hasattr(data, "describe") else None
     record = {"metrics": metrics, "data": described, "environment": environment()}
     rows = {name: f"{value['value']:.4f}  (n = {value['n']})" for name, value in metrics.items()}
-    if command == "test":
-        record["per_class"] = per_class(task)
+    if matrix is not None:
+        record["per_class"] = per_class(matrix, task.labels or [])
     folder.mkdir(parents=True)
-    if command == "test":
-        rows["confusion matrix"] = str(write_confusion(task, folder))
+    if matrix is not None:
+        rows["confusion matrix"] = str(write_confusion(matrix, task.labels or [], folder))
     bundle.write_json(record, folder / "results.json")
     rows["results"] = str(folder / "results.json")
     table(command, rows)
@@ -109,9 +117,8 @@ def measured(trainer: Trainer) -> dict[str, dict[str, float | int]]:
     return {name: {"value": value, "n": counts[name.partition("/")[0]]} for name, value in sorted(named.items())}
 
 
-def per_class(task: ImageClassification) -> dict[str, dict[str, float | int | None]]:
-    """Recall, precision and count of each class in the test split; None where the ratio is of nothing."""
-    matrix = task.confusion.compute().cpu()  # (true, predicted)
+def per_class(matrix: Tensor, labels: list[str]) -> dict[str, dict[str, float | int | None]]:
+    """Recall, precision and count of each class, from (true, predicted) counts; None where the ratio is of nothing."""
     right, true, predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     return {
         label: {
@@ -119,13 +126,12 @@ def per_class(task: ImageClassification) -> dict[str, dict[str, float | int | No
             "precision": float(right[i] / predicted[i]) if predicted[i] else None,
             "n": int(true[i]),
         }
-        for i, label in enumerate(task.labels or [])
+        for i, label in enumerate(labels)
     }
 
 
-def write_confusion(task: ImageClassification, folder: Path) -> Path:
+def write_confusion(matrix: Tensor, labels: list[str], folder: Path) -> Path:
     """The confusion matrix of the test split as figure and CSV."""
-    matrix, labels = task.confusion.compute().cpu(), task.labels or []
     with (folder / "confusion_matrix.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["true \\ predicted", *labels])

@@ -1,6 +1,7 @@
 """`reszoo fit`, `validate`, `test` and `predict`: a LightningCLI around recipes and run folders."""
 
 import logging
+import signal
 import sys
 import warnings
 from argparse import ArgumentError
@@ -14,15 +15,17 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from reszoo.callbacks import AtomicCheckpointIO, EpochLines, FiniteGuard, MetricsLog, on_terminal
 from reszoo.cli._arguments import Arguments, prepare
 from reszoo.cli._explain import explain
 from reszoo.cli._run_folder import RunFolder
 from reszoo.cli.outcome import after_evaluation, after_fit, after_predict
-from reszoo.errors import ReszooError
+from reszoo.errors import ReszooError, check_between
+from reszoo.hub.bundle import check_finite
 from reszoo.hub.checkpoint import open_checkpoint
+from reszoo.preprocessing import ImageTransform
 from reszoo.tasks import CHECKPOINT_KEY, ImageClassification, Task
 
 NOT_SAVED = ("ckpt_path", "images", "config", "weights_only", "return_predictions", "verbose")
@@ -34,9 +37,12 @@ def main(command: str, argv: Sequence[str]) -> int:
     _quieten()
     arguments = prepare(command, argv)
     if arguments.checkpoint is not None:
-        open_checkpoint(arguments.checkpoint)  # refuses a damaged or foreign file before any data is read
+        _refuse_unusable(arguments.checkpoint, command)  # before any data is read
     try:
         ReszooCLI(arguments)
+    except SIGTERMException:  # a SystemExit that would say 0
+        print("reszoo: terminated", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except (MisconfigurationException, ModuleNotFoundError) as error:
         raise ReszooError(" ".join(str(error).split())) from error
     return 0
@@ -88,6 +94,13 @@ class ReszooCLI(LightningCLI):
         finally:
             sys.argv = argv
 
+    def _set_seed(self) -> None:
+        """Seed every generator; a seed that numpy cannot take is refused in one line."""
+        seed = self._get(self.config, "seed_everything")
+        if type(seed) is int:
+            check_between("seed_everything", seed, 0, 2**32 - 1)
+        super()._set_seed()
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's values never override what a file or the line says."""
 
@@ -111,6 +124,10 @@ class ReszooCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with this package's log, checkpoints and guards."""
         settings = self._get(self.config_init, "trainer")
+        if settings.get("logger") is not None:
+            raise ReszooError("trainer.logger: every run logs to its folder's metrics.jsonl and metrics.csv; drop it")
+        if self.subcommand == "fit":
+            _refuse_stepless(settings)
         folder = self.run_folder.path
         self.best = ModelCheckpoint(
             folder / "checkpoints",
@@ -119,12 +136,18 @@ class ReszooCLI(LightningCLI):
             mode=self._get(self.config, "monitor_mode"),
             enable_version_counter=False,
         )
-        last = ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+        self.last = ModelCheckpoint(
+            folder / "checkpoints",
+            filename="last",
+            enable_version_counter=False,
+            save_on_train_epoch_end=True,  # whether or not the epoch was validated
+        )
+        self.log = MetricsLog(folder)
         own: dict[str, Any] = {"plugins": [*_as_list(settings.get("plugins")), AtomicCheckpointIO()]}
         callbacks = [*_as_list(settings.get("callbacks")), FiniteGuard()]
         if self.subcommand == "fit":
-            callbacks += [LearningRateMonitor("step"), last, self.best]
-            own["logger"] = MetricsLog(folder)
+            callbacks += [LearningRateMonitor("step"), self.last, self.best]
+            own["logger"] = self.log
             if not on_terminal():
                 callbacks.append(EpochLines())
         else:
@@ -139,16 +162,18 @@ class ReszooCLI(LightningCLI):
         data = self.datamodule.describe() if hasattr(self.datamodule, "describe") else None
         if self.trainer.is_global_zero:
             self.run_folder.make(self.resolved, self._get(self.config, "seed_everything"), data)
+            self.log.folder = self.run_folder.path
+            self.last.dirpath = self.best.dirpath = str(self.run_folder.path / "checkpoints")
             print(f"run folder: {self.run_folder.path}", flush=True)
         try:
             self.trainer.fit(model, datamodule=self.datamodule, ckpt_path=options.get("ckpt_path"))
-            if self.trainer.interrupted:
-                raise KeyboardInterrupt
             after_fit(self.trainer, model, self.datamodule, self.run_folder, self.best, self.resolved)
         except BaseException as error:
             self.run_folder.finish("failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
             if self.run_folder.remove_if_empty_handed() and isinstance(error, ReszooError):
                 raise ReszooError(f"{error} (nothing was saved yet, so the run folder is removed)") from error
+            if isinstance(error, SystemExit) and not isinstance(error, SIGTERMException):
+                raise KeyboardInterrupt from error  # Lightning makes an exit of Ctrl-C
             raise
 
     def validate(self, model: ImageClassification, **options: Any) -> None:
@@ -175,7 +200,9 @@ class ReszooCLI(LightningCLI):
                 raise ReszooError(f"checkpoint {str(self.arguments.checkpoint)!r} stores no transform for pictures")
             section["data"] = Namespace(
                 class_path="reszoo.data.ImageFiles",
-                init_args=Namespace(paths=list(section.images), transform=transform, batch_size=64),
+                init_args=Namespace(
+                    paths=list(section.images), transform=ImageTransform.from_dict(transform).as_dict(), batch_size=64
+                ),
             )
         if section.get("data") is None:
             raise ReszooError("the recipe names no data; `reszoo recipes --show digits/resnet26` is an example")
@@ -209,7 +236,13 @@ class ReszooCLI(LightningCLI):
         """A checkpoint at or behind the end of the training would make a run of no step."""
         if self.arguments.checkpoint is None:
             return
-        done, planned = open_checkpoint(self.arguments.checkpoint)["epoch"] + 1, self.trainer.max_epochs
+        stored = open_checkpoint(self.arguments.checkpoint)
+        if 0 <= self.trainer.max_steps <= stored["global_step"]:
+            raise ReszooError(
+                f"nothing to do: {str(self.arguments.checkpoint)!r} has {stored['global_step']} of "
+                f"{self.trainer.max_steps} steps done; raise --trainer.max_steps to train on"
+            )
+        done, planned = stored["epoch"] + 1, self.trainer.max_epochs
         if planned is not None and 0 <= planned <= done:
             raise ReszooError(
                 f"nothing to do: {str(self.arguments.checkpoint)!r} has {done} of {planned} epochs done; "
@@ -250,6 +283,31 @@ def our_own_errors() -> Iterator[None]:
         if cause is None:
             raise
         raise cause from None
+
+
+def _refuse_unusable(checkpoint: Path, command: str) -> None:
+    """A damaged or foreign checkpoint, one whose weights are not finite, or one that lacks what the command needs."""
+    values = open_checkpoint(checkpoint)
+    needed = ["epoch", "global_step", "pytorch-lightning_version"]
+    needed += ["optimizer_states", "lr_schedulers", "loops"] if command == "fit" else []
+    missing = [key for key in needed if key not in values]
+    if missing:
+        raise ReszooError(
+            f"checkpoint {str(checkpoint)!r} lacks {missing[0]!r}, which `reszoo {command}` needs; use one that a "
+            "training wrote"
+        )
+    check_finite(values["state_dict"], f"checkpoint {str(checkpoint)!r}")
+
+
+def _refuse_stepless(settings: Namespace) -> None:
+    """A training that would take no step, or keep no checkpoint."""
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if settings.get(name) == 0:
+            raise ReszooError(f"trainer.{name} is 0, so there is nothing to train; give it a positive value")
+    if settings.get("fast_dev_run"):
+        raise ReszooError(
+            "trainer.fast_dev_run keeps no checkpoint to test; use --trainer.max_steps and --trainer.limit_val_batches"
+        )
 
 
 def _as_list(value: Any) -> list[Any]:

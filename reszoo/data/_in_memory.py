@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from reszoo.errors import ReszooError, check_at_least
+from reszoo.errors import ReszooError, check_at_least, check_between
 from reszoo.preprocessing import ImageTransform
 
 _LOG = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class InMemoryImages(LightningDataModule):
         super().__init__()
         check_at_least("batch_size", batch_size, 2)
         check_at_least("eval_batch_size", eval_batch_size, 1)
+        check_between("seed", seed, 0, 2**32 - 1)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed

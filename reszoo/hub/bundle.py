@@ -9,7 +9,6 @@ results.json        what was measured, where it was
 
 import hashlib
 import json
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +88,10 @@ def save(
             f"folder {str(folder)!r} holds {foreign[0]!r}, which is no part of a bundle; choose another folder"
         )
     check_finite(network.state_dict(), "this network")
+    plain = transform.as_dict() if transform else None
+    describe(
+        {"architecture": architecture, "arguments": arguments, "labels": labels, "transform": plain}, "this bundle"
+    )
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -100,7 +103,7 @@ def save(
             "architecture": architecture,
             "arguments": arguments,
             "labels": labels,
-            "transform": transform.as_dict() if transform else None,
+            "transform": plain,
             "sha256": sha256_of(partial / WEIGHTS),
         }
         write_json(config, partial / CONFIG)
@@ -131,10 +134,10 @@ def read(folder: Path) -> tuple[Description, dict[str, Tensor]]:
     if not weights.is_file():
         raise ReszooError(f"bundle {str(folder)!r} has no {WEIGHTS}; copy it again, whole")
     found = sha256_of(weights)
-    if found != config["sha256"]:
+    if found != config.get("sha256"):
         raise ReszooError(
             f"{str(weights)!r} is damaged or another file: sha256 {found[:12]}… where {CONFIG} says "
-            f"{str(config['sha256'])[:12]}…; copy the bundle again"
+            f"{str(config.get('sha256'))[:12]}…; copy the bundle again"
         )
     try:
         state = load_file(weights)
@@ -151,9 +154,13 @@ def describe(values: dict[str, Any], where: str) -> Description:
         raise ReszooError(f"{where}: names no architecture; expected `architecture` (text) and `arguments` (a mapping)")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
         raise ReszooError(f"{where}: `labels` must be a list of texts, got {labels!r}")
-    return Description(
-        architecture, arguments, labels, None if transform is None else ImageTransform.from_dict(transform)
-    )
+    prepared = None if transform is None else ImageTransform.from_dict(transform)
+    classes, channels = arguments.get("num_classes"), arguments.get("in_chans")
+    if labels is not None and classes and len(labels) != classes:
+        raise ReszooError(f"{where}: {len(labels)} `labels` for num_classes={classes!r}; one of them is wrong")
+    if prepared is not None and channels is not None and len(prepared.mean) != channels:
+        raise ReszooError(f"{where}: the transform has {len(prepared.mean)} channels, in_chans is {channels!r}")
+    return Description(architecture, arguments, labels, prepared)
 
 
 def check_finite(state: dict[str, Tensor], where: str) -> None:
@@ -186,8 +193,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("library_name") != "reszoo":
         raise ReszooError(f"{str(path)!r} was not written by reszoo: it lacks library_name 'reszoo'")
     version = config.get("format_version")
-    if version != FORMAT_VERSION:
-        newer = isinstance(version, int | float) and math.isfinite(version) and version > FORMAT_VERSION
+    if type(version) is not int or version != FORMAT_VERSION:
+        newer = type(version) is int and version > FORMAT_VERSION
         todo = "update reszoo" if newer else "write the bundle again"
         raise ReszooError(f"{str(path)!r} has format version {version!r}, this reszoo reads {FORMAT_VERSION}; {todo}")
     return config

@@ -47,9 +47,20 @@ def open_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise ReszooError(f"checkpoint {str(path)!r} is damaged: {str(error).splitlines()[0]}") from error
+    with zipfile.ZipFile(path) as archive:  # torch does not check the sums that it writes
+        damaged = archive.testzip()
+    if damaged:
+        raise ReszooError(f"checkpoint {str(path)!r} is damaged: {damaged!r} does not match its sum; copy it again")
     if not isinstance(values, dict) or "state_dict" not in values or not isinstance(values.get(KEY), dict):
         raise ReszooError(
             f"checkpoint {str(path)!r} was not written by reszoo: it does not say what network it holds; "
             "for foreign weights, build the architecture and load its state dict yourself"
+        )
+    state, stored = values["state_dict"], values[KEY]
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise ReszooError(f"checkpoint {str(path)!r}: state_dict must map names to tensors; use another checkpoint")
+    if not {"architecture", "arguments"} <= set(stored) or not isinstance(stored["arguments"], dict | None):
+        raise ReszooError(
+            f"checkpoint {str(path)!r}: {KEY!r} must name `architecture` and `arguments`; use another checkpoint"
         )
     return values

@@ -12,6 +12,7 @@ from reszoo.errors import ReszooError, nearest
 from reszoo.hub.adopt import absent, bare
 from reszoo.hub.bundle import CARD, CONFIG, RECIPE, Description, check_finite, read
 from reszoo.hub.checkpoint import read_checkpoint
+from reszoo.hub.convert import Report
 from reszoo.hub.foreign import from_timm_hub
 from reszoo.models import create, factory_of
 from reszoo.preprocessing import ImageTransform
@@ -63,10 +64,7 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
         if name not in arguments:
             raise ReszooError(f"{description.architecture} has no option {name!r}; valid: {', '.join(arguments)}")
         arguments[name] = value
-    if arguments == description.arguments:
-        network = bare(factory_of(description.architecture), **arguments)
-    else:
-        network = create(description.architecture, **arguments)  # what an override changes keeps its initialisation
+    network = _build(description, state, arguments, str(source))
     report = _fit_in(network, state, description, arguments, str(source))
     same_classes = arguments.get("num_classes") == description.arguments.get("num_classes")
     same_channels = arguments.get("in_chans") == description.arguments.get("in_chans")
@@ -96,7 +94,8 @@ def _load_timm(repository: str, num_classes: int | None, in_chans: int | None) -
         "crop": settings["crop_pct"],
         "interpolation": settings["interpolation"],
     }
-    report = LoadReport(repository, str(network.architecture), len(network.state_dict()))
+    done = cast(Report, network.conversion)
+    report = LoadReport(repository, str(network.architecture), done.loaded, list(done.fresh), list(done.dropped))
     extras = {"labels": None, "transform": ImageTransform.from_dict(wanted), "card": None, "recipe": None}
     for name, value in {**extras, "load_report": report}.items():
         object.__setattr__(network, name, value)
@@ -134,6 +133,27 @@ def _what_is_missing(folder: Path) -> str:
     if checkpoints:
         return f"run {str(folder)!r} has no bundle yet; load one of its checkpoints: {str(checkpoints[0])!r}"
     return f"folder {str(folder)!r} is no run and no bundle: it holds neither bundle/{CONFIG} nor {CONFIG}"
+
+
+def _build(description: Description, state: dict[str, Tensor], arguments: dict[str, Any], source: str) -> nn.Module:
+    """The network; first without memory, so that no argument can ask for more than the stored weights fill."""
+    try:
+        with torch.device("meta"):
+            plan = bare(factory_of(description.architecture), **description.arguments).state_dict()
+        if sum(tensor.numel() for tensor in plan.values()) > 2 * sum(tensor.numel() for tensor in state.values()):
+            raise ReszooError(
+                f"the arguments of {source!r} describe a network far larger than the weights beside them; "
+                "copy the bundle again, whole"
+            )
+        if arguments == description.arguments:
+            return bare(factory_of(description.architecture), **arguments)
+        return create(description.architecture, **arguments)  # what an override changes keeps its initialisation
+    except ReszooError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+        raise ReszooError(
+            f"{source!r}: {description.architecture} cannot be built with {arguments!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _fit_in(
@@ -182,4 +202,7 @@ def _changed_by_overrides(description: Description, arguments: dict[str, Any]) -
 
 
 def _text(path: Path) -> str | None:
-    return path.read_text("utf-8") if path.is_file() else None
+    try:
+        return path.read_text("utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise ReszooError(f"{str(path)!r} is not text: {error}; copy the bundle again") from error

@@ -1,6 +1,7 @@
 """What every task shares: an injected network, its optimizer and schedule, and checkpoints of plain values."""
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -59,10 +60,12 @@ class Task(LightningModule):
             self.transform = data.transform.as_dict()
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameter_groups())
+        optimizer = self._fresh_optimizer()
         total = self.trainer.estimated_stepping_batches
         if total == float("inf"):
             raise ReszooError("a schedule needs an end: set trainer.max_epochs or trainer.max_steps")
+        if not math.isfinite(self.trainer.num_training_batches):
+            self.trainer.fit_loop.setup_data()  # with max_steps alone, nobody has counted the batches yet
         batches = self.trainer.num_training_batches
         steps_per_epoch = max(1, -(-int(batches) // self.trainer.accumulate_grad_batches))
         scheduler = self.schedule.build(optimizer, int(total), steps_per_epoch)
@@ -89,6 +92,7 @@ class Task(LightningModule):
             "arguments": getattr(self.network, "arguments", None),
             "labels": self.labels,
             "transform": self.transform,
+            "optimizer_class": type(self.trainer.optimizers[0]).__name__ if self._optimizer_groups() else None,
             "optimizer": [_settings(group) for group in self._optimizer_groups()],
         }
 
@@ -96,6 +100,12 @@ class Task(LightningModule):
         stored = checkpoint.get(CHECKPOINT_KEY)
         if not isinstance(stored, dict):
             raise ReszooError("this checkpoint was not written by reszoo: it does not say what network it holds")
+        here, there = getattr(self.network, "architecture", None), stored.get("architecture")
+        if here != there:
+            raise ReszooError(
+                f"the network is {here or type(self.network).__name__!r} here and {there!r} in the checkpoint, whose "
+                "weights do not fit: use the checkpoint's own recipe, or train from the start without --ckpt_path"
+            )
         ours = getattr(self.network, "arguments", None)
         if stored["arguments"] is not None and ours is not None:
             for key in sorted(set(stored["arguments"]) | set(ours)):
@@ -105,7 +115,32 @@ class Task(LightningModule):
                         f"network argument {key!r} is {here!r} here and {there!r} in the checkpoint, whose weights do "
                         "not fit: drop the option, or train from the start without --ckpt_path"
                     )
+        self._refuse_other_weights(checkpoint["state_dict"])
         self._resumed_rates = stored.get("optimizer")
+        if self._resumed_rates is not None and self._trainer is not None and self.trainer.state.fn == "fit":
+            self._refuse_other_optimizer(self._resumed_rates, stored.get("optimizer_class"))
+
+    def _refuse_other_weights(self, state: dict[str, Tensor]) -> None:
+        """Weights must match by name and shape, in networks of any origin."""
+        own = {key: tensor.shape for key, tensor in self.network.state_dict(prefix="network.").items()}
+        stored = {key: tensor.shape for key, tensor in state.items() if key.startswith("network.")}
+        wrong = sorted(key for key in set(own) | set(stored) if own.get(key) != stored.get(key))
+        if wrong:
+            raise ReszooError(
+                f"the checkpoint's weights do not fit the network: {len(wrong)} are missing, too many or of another "
+                f"shape, first {wrong[0]!r}; use the checkpoint's own recipe"
+            )
+
+    def _refuse_other_optimizer(self, stored: list[dict[str, Any]], name: str | None) -> None:
+        """The state of one optimizer is none of another's."""
+        fresh = self._fresh_optimizer()
+        here, there = type(fresh).__name__, name or type(fresh).__name__  # older checkpoints name no class
+        if here != there or len(stored) != len(fresh.param_groups):
+            raise ReszooError(
+                f"the optimizer is {here} with {len(fresh.param_groups)} parameter groups here and {there} with "
+                f"{len(stored)} in the checkpoint, whose state does not fit: keep the optimizer and "
+                "decay_norm_and_bias, or train from the start without --ckpt_path"
+            )
 
     def on_train_start(self) -> None:
         """After a resume, let every optimizer setting that the user changed win over the restored one, and say so."""
@@ -140,7 +175,13 @@ class Task(LightningModule):
 
     def _fresh_optimizer(self) -> Optimizer:
         """The optimizer that the recipe describes, before any checkpoint."""
-        return self.optimizer(self.parameter_groups())
+        groups = self.parameter_groups()
+        if not groups:
+            raise ReszooError(f"the network {type(self.network).__name__} has no parameter to train")
+        try:
+            return self.optimizer(groups)
+        except (TypeError, ValueError) as error:
+            raise ReszooError(f"the optimizer cannot be built: {error}; see model.optimizer in the recipe") from error
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         """The groups of the running optimizer; none before training."""

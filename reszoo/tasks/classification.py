@@ -54,7 +54,7 @@ class ImageClassification(Task):
         if not 0 <= label_smoothing < 1:
             raise ReszooError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
-            if alpha < 0:
+            if not 0 <= alpha < float("inf"):
                 raise ReszooError(f"{name} must be 0 (off) or positive, got {alpha}")
         self.label_smoothing = label_smoothing
         self.mixup = mixup

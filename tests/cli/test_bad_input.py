@@ -43,6 +43,18 @@ def refused(capsys, *words):
         ),
         (["--config", "digits/resnet8", "--data.batch_size", "1"], "batch_size must be at least 2, got 1"),
         (["--config", "digits/resnet8", "--trainer.accelerator", "tpu"], "torch_xla"),
+        (["--config", "x" * 5000], "File name too long"),
+        (
+            ["--config", "digits/resnet8", "--model.optimizer.lr", "-1"],
+            "the optimizer cannot be built: Invalid learning",
+        ),
+        (["--config", "digits/resnet8", "--model.mixup", ".nan"], "mixup must be 0 (off) or positive, got nan"),
+        (["--config", "digits/resnet8", "--seed_everything", "-1"], "seed_everything must be between 0 and 4294967295"),
+        (["--config", "digits/resnet8", "--data.seed", "-1"], "seed must be between 0 and 4294967295, got -1"),
+        (["--config", "digits/resnet8", "--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
+        (["--config", "digits/resnet8", "--trainer.limit_train_batches", "0"], "trainer.limit_train_batches is 0"),
+        (["--config", "digits/resnet8", "--trainer.fast_dev_run", "2"], "keeps no checkpoint to test"),
+        (["--config", "digits/resnet8", "--trainer.logger", "false"], "trainer.logger: every run logs to its folder's"),
         (["--ckpt_path", "nowhere"], "--ckpt_path 'nowhere': no such run folder or checkpoint file"),
     ],
 )
@@ -57,6 +69,12 @@ def test_fit_ends_in_one_line_and_no_folder(capsys, tmp_path, monkeypatch, words
     [
         ("model: [", "is not YAML"),
         ("", "must hold a mapping"),
+        ("trainer: {}\nmodel: 1\ntrainer: {}\n", "the key 'trainer' stands there twice"),
+        ("trainer: {max_epochs: 1, max_epochs: 2}\n", "the key 'max_epochs' stands there twice"),
+        ("model: &a {x: *a}\n", "found a value that holds itself"),
+        ("[" * 100_000, "nested too deeply"),
+        ("# x\n" * 300_000, "larger than 1,000,000 bytes"),
+        ("trainer: [1, 2]\n", "trainer must be a mapping, got [1, 2]"),
         ("traner: {max_epochs: 1}\n", "did you mean trainer.max_epochs?"),
         (
             "model: {class_path: reszoo.tasks.ImageClasification}\n",
@@ -117,3 +135,33 @@ def test_list_and_recipes_name_the_nearest(capsys):
     assert "no recipe matches 'digit/resnet8'; did you mean digits/resnet8" in refused(
         capsys, "recipes", "digit/resnet8"
     )
+
+
+@pytest.mark.parametrize("change", ["pytorch-lightning_version", "optimizer_states", "nan"])
+def test_a_checkpoint_that_cannot_be_trained_on_is_refused_before_any_data_is_read(
+    capsys, tmp_path, monkeypatch, run, change
+):
+    monkeypatch.setattr("reszoo.data.Digits.prepare", lambda self: pytest.fail("data read"))
+    values = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    if change == "nan":
+        values["state_dict"]["network.head.bias"][0] = torch.nan
+    else:
+        del values[change]
+    torch.save(values, tmp_path / "x.ckpt")
+    words = ["fit", "--config", "digits/resnet8", "--ckpt_path", str(tmp_path / "x.ckpt")]
+    assert ("holds NaN" if change == "nan" else f"lacks {change!r}") in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "digits/resnet26"], "the network is 'resnet26' here and 'resnet8' in the checkpoint"),
+        (["--model.optimizer", "torch.optim.AdamW"], "the optimizer is AdamW with 1 parameter groups here and SGD"),
+        (["--model.decay_norm_and_bias", "false"], "SGD with 2 parameter groups here and SGD with 1 in the checkpoint"),
+        (["--trainer.max_steps", "10"], "has 42 of 10 steps done"),
+    ],
+)
+def test_a_training_that_does_not_fit_its_checkpoint_is_refused(capsys, tmp_path, run, words, message):
+    options = ["--ckpt_path", str(run), "--trainer.max_epochs", "3", "--trainer.default_root_dir", str(tmp_path)]
+    assert message in refused(capsys, "fit", *options, *words)
+    assert list(tmp_path.iterdir()) == []

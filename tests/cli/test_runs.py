@@ -1,12 +1,14 @@
 import csv
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from PIL import Image
 
 import reszoo
@@ -137,3 +139,57 @@ def test_a_width_that_the_checkpoint_lacks_is_refused_with_both_values(run, tmp_
     assert main([*words, "--model.network.shortcut", "B"]) == 2
     assert "network argument 'shortcut' is 'B' here and 'A' in the checkpoint" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path):
+    from reszoo.cli._run_folder import RunFolder
+
+    first, second = RunFolder(tmp_path, "r"), RunFolder(tmp_path, "r")
+    second.path = first.path
+    for run in (first, second):
+        run.make("a: 1\n", 0, None)
+    assert first.path != second.path
+
+
+@pytest.mark.filterwarnings("ignore:.*could not find the monitored key")
+@pytest.mark.parametrize(
+    "words", [["--trainer.check_val_every_n_epoch", "5"], ["--trainer.max_epochs", "-1", "--trainer.max_steps", "2"]]
+)
+def test_the_last_step_is_kept_whether_or_not_it_was_validated(tmp_path, words):
+    options = ["fit", "--config", "digits/resnet8", "--trainer.default_root_dir", str(tmp_path)]
+    assert main([*options, *SHORT, *words]) == 0
+    (folder,) = (tmp_path / "runs" / "digits" / "resnet8").iterdir()
+    assert json.loads((folder / "results.json").read_text())["checkpoint"] == "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [(KeyboardInterrupt, 130, "reszoo: interrupted\n"), (SIGTERMException, 143, "reszoo: terminated\n")],
+)
+def test_a_training_stopped_by_a_signal_says_so(tmp_path, monkeypatch, capsys, stop, code, message):
+    def stopped(*args):
+        raise stop
+
+    monkeypatch.setattr("reszoo.tasks.ImageClassification.training_step", stopped)
+    handler = signal.getsignal(signal.SIGINT)
+    words = ["fit", "--config", "digits/resnet8", "--trainer.default_root_dir", str(tmp_path), *SHORT]
+    assert main(words) == code
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores a second one
+    assert capsys.readouterr().err.endswith(message)
+
+
+def test_predicting_on_a_picture_warns_of_nothing(run, tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    words = [sys.executable, "-m", "reszoo", "predict", "--ckpt_path", str(run), str(tmp_path / "a.png")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""
+    shutil.rmtree(run / "predict")
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_run_and_count_every_test_sample_once(tmp_path):
+    words = [sys.executable, "-m", "reszoo", "fit", "--config", "digits/resnet8", *SHORT]
+    words += ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
+    subprocess.run([*words, "--trainer.default_root_dir", str(tmp_path)], check=True)
+    (folder,) = (tmp_path / "runs" / "digits" / "resnet8").iterdir()
+    results = json.loads((folder / "results.json").read_text())
+    assert results["metrics"]["test/accuracy"]["n"] == sum(row["n"] for row in results["per_class"].values()) == 360

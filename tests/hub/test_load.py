@@ -1,3 +1,4 @@
+import json
 import pickle
 import zipfile
 
@@ -134,14 +135,19 @@ def test_a_flipped_byte_is_refused(folder):
         ({"library_name": "timm"}, "not written by reszoo"),
         ({"architecture": "os.system"}, "unknown architecture 'os.system'"),
         ({"arguments": {"num_classes": 3, "in_chans": 1, "widht": 2}}, "unknown argument 'widht'"),
-        ({"arguments": {"num_classes": 4, "in_chans": 1}}, "do not fit resnet8: 2 tensors"),
+        ({"arguments": {"num_classes": 4, "in_chans": 1}, "labels": None}, "do not fit resnet8: 2 tensors"),
+        ({"arguments": {"num_classes": 4, "in_chans": 1}}, "3 `labels` for num_classes=4"),
+        ({"arguments": {"num_classes": "3", "in_chans": 1}, "labels": None}, "resnet8 cannot be built with"),
+        ({"arguments": {"num_classes": 10**12, "in_chans": 1}, "labels": None}, "far larger than the weights"),
+        ({"transform": TRANSFORM.as_dict() | {"mean": [0.1] * 3, "std": [1] * 3}}, "has 3 channels, in_chans is 1"),
+        ({"transform": TRANSFORM.as_dict() | {"size": [8.9, 8.9]}}, "size must be a list of numbers"),
+        ({"format_version": True}, "format version True, this reszoo reads 1"),
+        ({"format_version": 10**400}, "update reszoo"),
         ({"labels": "abc"}, "`labels` must be a list of texts"),
         ({"transform": {"size": [8, 8]}}, "transform: expected the keys"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(folder, change, message):
-    import json
-
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ReszooError, match=message):
@@ -226,3 +232,38 @@ def test_an_unknown_source_names_the_bundled_ones():
 def test_a_network_of_no_registered_factory_is_refused(tmp_path):
     with pytest.raises(ReszooError, match=r"put its factory under @reszoo.register"):
         bundle.save(torch.nn.Linear(1, 1), tmp_path / "b")
+
+
+def test_a_config_without_the_sum_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ReszooError, match=r"where config.json says None"):
+        reszoo.load(folder)
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused(network, tmp_path):
+    path = checkpoint(network, tmp_path / "x.ckpt")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ReszooError, match="does not match its sum"):
+        reszoo.load(path)
+
+
+@pytest.mark.parametrize("change", [{"state_dict": 3}, {"state_dict": {1: 2}}, {"reszoo": {}}])
+def test_a_checkpoint_of_another_shape_is_refused(network, tmp_path, change):
+    with pytest.raises(ReszooError, match="use another checkpoint"):
+        reszoo.load(checkpoint(network, tmp_path / "x.ckpt", **change))
+
+
+def test_a_card_that_is_no_text_is_named(folder):
+    (folder / "README.md").write_bytes(bytes([255]))
+    with pytest.raises(ReszooError, match=r"README.md' is not text"):
+        reszoo.load(folder)
+
+
+def test_labels_that_contradict_the_network_are_not_saved(network, tmp_path):
+    with pytest.raises(ReszooError, match="2 `labels` for num_classes=3"):
+        bundle.save(network, tmp_path / "b", labels=["a", "b"])
+    assert not (tmp_path / "b").exists()
