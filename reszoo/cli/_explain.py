@@ -9,6 +9,9 @@ from reszoo.errors import nearest
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 _CLASS = re.compile(r"class_path '([^']+)'")
+_NESTED = re.compile(r"NestedArg\(key='[^']*', val='([^']*)'\)")
+_NOT_SAID = ("<class 'NoneType'>", "path but", "dot import path")
+"""What the parser also takes, and a user never means."""
 _GIVEN = re.compile(r"Given value: (.*)")
 _TYPES = {
     "<class 'int'>": "an integer",
@@ -47,17 +50,19 @@ def explain(message: str, known: Iterable[str]) -> str:
         names = [name for name in dir(module) if callable(getattr(module, name)) and not name.startswith("_")]
         return f"{'.'.join(keys)}: {match[1]} has no {match[2]!r}{nearest(match[2], names)}"
     expected = re.findall(r"Expected an? (.*?)(?= - | Given value|\. Got value| Subtypes|$)", text)
-    expected = [_TYPES.get(e, e.replace("typing.Literal", "one of ")) for e in expected if "NoneType" not in e]
-    given = re.findall(r"Got value: (\S+)", text) or _GIVEN.findall(text)
+    wanted = [_TYPES.get(e, e.replace("typing.Literal", "one of ")) for e in expected if not e.startswith(_NOT_SAID)]
+    given = _NESTED.findall(text) or re.findall(r"Got value: (\S+)", text) or _GIVEN.findall(text)
     if expected and keys:
-        return f"{'.'.join(keys)}: expected {expected[0]}, got {given[0] if given else 'something else'}"
+        plain = [word for word in wanted if word in _TYPES.values()] or wanted or ["a class_path with init_args"]
+        return f"{'.'.join(keys)}: expected {plain[0]}, got {given[0] if given else 'something else'}"
     return text
 
 
 def _unknown(word: str, known: Iterable[str], owner: str = "") -> str:
     known = list(known)
     hint = nearest(word, known, 1) or nearest(word.rpartition(".")[2], {k.rpartition(".")[2] for k in known}, 1)
-    return f"unknown key {word!r}{owner}{hint or '; `--help` lists the valid ones'}"
+    listed = f" (valid: {', '.join(known)})" if 0 < len(known) <= 20 else "; `--help` lists the valid ones"
+    return f"unknown key {word!r}{owner}{hint or listed}"
 
 
 def _class_named_before(before: str, after: str, classes: list[str]) -> str:

@@ -29,7 +29,7 @@ class RunFolder:
     """
 
     def __init__(self, root: Path, recipe: str) -> None:
-        self.path = _unused(root / "runs" / recipe)
+        self.path = _unused(root / "runs" / check_name(recipe))
         self.recipe = recipe
         self.results: dict[str, Any] = {"status": "running"}
         self._start = time.monotonic()
@@ -106,6 +106,17 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def check_name(recipe: str) -> str:
+    """The recipe's name, if it can name a folder under `runs` and no other place."""
+    parts = recipe.split("/")
+    if not all(part.strip() and part not in (".", "..") and len(part.encode()) <= 200 for part in parts):
+        raise ReszooError(
+            f"--recipe {recipe[:60]!r} cannot name a folder under runs/; use a name such as 'digits/resnet26', "
+            "without '..' and of at most 200 bytes a part"
+        )
+    return recipe
 
 
 def _unused(parent: Path) -> Path:

@@ -3,13 +3,13 @@
 The evidence lies beside the recipe, `recipes/<dataset>/<model>.json`, so that no number in a header is typed.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reszoo.cli._parser import Parser
 from reszoo.cli.recipes import find_recipe
 from reszoo.errors import ReszooError
 
@@ -19,9 +19,7 @@ METRIC = "test/accuracy"
 
 def main(command: str, argv: Sequence[str]) -> int:
     """Record runs of one recipe, one seed each."""
-    parser = argparse.ArgumentParser(
-        "reszoo record", description="Store finished runs as a recipe's evidence.", allow_abbrev=False
-    )
+    parser = Parser("record", "Store finished runs as a recipe's evidence.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders of one recipe, a seed each")
     results = [read_results(run) for run in parser.parse_args(argv).runs]
     names = sorted({result["recipe"]["name"] for result in results})

@@ -1,19 +1,18 @@
 """`reszoo list`: architectures with exact parameter counts."""
 
-import argparse
 from collections.abc import Sequence
 
 import torch
 
+from reszoo.cli._parser import Parser
 from reszoo.errors import ReszooError, nearest
+from reszoo.hub.adopt import without_initialization
 from reszoo.models import create, factory_of, list_models
 
 
 def main(command: str, argv: Sequence[str]) -> int:
     """Print one line an architecture: name, parameters, first line of its documentation."""
-    parser = argparse.ArgumentParser(
-        "reszoo list", description="Architectures with their exact parameter counts.", allow_abbrev=False
-    )
+    parser = Parser("list", "Architectures with their exact parameter counts.")
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'resnet*'")
     pattern = parser.parse_args(argv).pattern
     names = list_models(pattern)
@@ -27,6 +26,6 @@ def main(command: str, argv: Sequence[str]) -> int:
 
 
 def count_parameters(name: str) -> int:
-    """Parameters of an architecture with its default options, built without memory."""
-    with torch.device("meta"):
+    """Parameters of an architecture with its default options, built without memory or initialisation."""
+    with torch.device("meta"), without_initialization():
         return sum(parameter.numel() for parameter in create(name).parameters())

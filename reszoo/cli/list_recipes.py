@@ -1,18 +1,16 @@
 """`reszoo recipes`: the trainings that ship with the package."""
 
-import argparse
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from reszoo.cli._parser import Parser
 from reszoo.cli.recipes import find_recipe, headline, recipe_names
 from reszoo.errors import ReszooError, nearest
 
 
 def main(command: str, argv: Sequence[str]) -> int:
     """Print one line a recipe: short name and what it trains; with `--show`, the whole file."""
-    parser = argparse.ArgumentParser(
-        "reszoo recipes", description="The trainings that ship with the package.", allow_abbrev=False
-    )
+    parser = Parser("recipes", "The trainings that ship with the package.")
     parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'digits/*'")
     parser.add_argument("--show", metavar="NAME", help="print this recipe")
     options = parser.parse_args(argv)

@@ -54,7 +54,12 @@ def after_fit(
     )
     saved = write_bundle(chosen, folder / "bundle", recipe, run.results)
     rows = {name: f"{value['value']:.4f}  (n = {value['n']})" for name, value in metrics.items() if name != "test/n"}
-    rows |= {"training": f"{epochs} epochs, {steps} steps, {run.results['wall_seconds']} s", "run folder": str(folder)}
+    epoch = open_checkpoint(chosen)["epoch"] + 1
+    rows |= {
+        "measured on": f"{chosen.stem} checkpoint, of epoch {epoch} of {epochs}",
+        "training": f"{epochs} epochs, {steps} steps, {run.results['wall_seconds']} s",
+        "run folder": str(folder),
+    }
     rows |= {
         "training curve": str(curve),
         "confusion matrix": str(confusion),

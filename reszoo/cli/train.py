@@ -1,5 +1,6 @@
 """`reszoo fit`, `validate`, `test` and `predict`: a LightningCLI around recipes and run folders."""
 
+import json
 import logging
 import signal
 import sys
@@ -27,6 +28,8 @@ from reszoo.hub.bundle import check_finite
 from reszoo.hub.checkpoint import open_checkpoint
 from reszoo.preprocessing import ImageTransform
 from reszoo.tasks import CHECKPOINT_KEY, ImageClassification, Task
+
+_LOG = logging.getLogger(__name__)
 
 NOT_SAVED = ("ckpt_path", "images", "config", "weights_only", "return_predictions", "verbose")
 FOLLOWS_FROM_DATA = ("num_classes", "in_chans")
@@ -107,7 +110,8 @@ class ReszooCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build the data first, let the network's classes and channels follow from it, then build the rest."""
         section = self.config[self.subcommand]
-        section.recipe = section.recipe or self.arguments.recipe or "unnamed"
+        if section.recipe is None:
+            section.recipe = self.arguments.recipe or "unnamed"
         if section.get("model") is None:
             raise ReszooError("the recipe names no model; `reszoo recipes --show digits/resnet26` is an example")
         self.datamodule = self._build_data(section)
@@ -176,13 +180,28 @@ class ReszooCLI(LightningCLI):
                 raise KeyboardInterrupt from error  # Lightning makes an exit of Ctrl-C
             raise
 
+    def _tell_other_data(self) -> None:
+        """Say so where an evaluation's data are not the run's: another split may hold samples that it trained on."""
+        if self.arguments.run is None or not hasattr(self.datamodule, "describe"):
+            return
+        trained = json.loads((self.arguments.run / "results.json").read_text("utf-8")).get("data") or {}
+        now = self.datamodule.describe()
+        if trained.get("sha256") != now["sha256"]:
+            _LOG.warning(
+                "the data are not those of the run: %s %s here, %s %s in training; another split of the same set holds "
+                "samples that the network was trained on",
+                *(now["name"], str(now["sha256"])[:12], trained.get("name"), str(trained.get("sha256"))[:12]),
+            )
+
     def validate(self, model: ImageClassification, **options: Any) -> None:
         """Measure on the validation split."""
+        self._tell_other_data()
         self.trainer.validate(model, datamodule=self.datamodule, ckpt_path=options["ckpt_path"], verbose=False)
         after_evaluation(self.trainer, model, "validate", self.datamodule, self._outcome_folder("validate"))
 
     def test(self, model: ImageClassification, **options: Any) -> None:
         """Measure on the test split."""
+        self._tell_other_data()
         self.trainer.test(model, datamodule=self.datamodule, ckpt_path=options["ckpt_path"], verbose=False)
         after_evaluation(self.trainer, model, "test", self.datamodule, self._outcome_folder("test"))
 
@@ -217,11 +236,14 @@ class ReszooCLI(LightningCLI):
         options = network.get("init_args") if isinstance(network, Namespace) else None
         if options is None:
             return
+        if network.class_path == "timm.create_model":  # takes both by name, among whatever else its networks take
+            network["dict_kwargs"] = {**dict.fromkeys(FOLLOWS_FROM_DATA), **(network.get("dict_kwargs") or {})}
+            options = network["dict_kwargs"]
         stored = self._stored().get("arguments") or {}
         for name in FOLLOWS_FROM_DATA:
             if name not in options:
                 continue
-            keys = ("model", "init_args", "network", "init_args", name)
+            keys = ("model", "init_args", "network", "dict_kwargs" if isinstance(options, dict) else "init_args", name)
             said, derived = self.arguments.says(*keys), getattr(self.datamodule, name, stored.get(name))
             if derived is None:
                 continue

@@ -1,5 +1,6 @@
 """Pictures named one by one, to predict on."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from torch import Tensor
 from reszoo.errors import ReszooError, check_at_least
 from reszoo.preprocessing import ImageTransform
 
+_LOG = logging.getLogger(__name__)
+
 
 class ImageFiles(LightningDataModule):
     """Picture files in the order given, prepared as the network was trained.
 
     Args:
-        paths: Files to read; a folder stands for the files in it, by name.
+        paths: Files to read; a folder stands for the pictures in it, by name.
         transform: The network's preprocessing, as `ImageTransform.as_dict` gives it.
         batch_size: Pictures of a batch.
     """
@@ -48,15 +51,22 @@ class PictureBatches:
 
 
 def _expand(paths: Sequence[str]) -> list[Path]:
-    """Files as they are, folders as the files in them; hidden files are left out."""
+    """Files as they are, folders as the pictures in them, by name; what a folder holds besides is counted aloud."""
+    from PIL import Image
+
+    Image.init()
     files: list[Path] = []
     for text in paths:
         path = Path(text)
         if path.is_dir():
-            inside = sorted(child for child in path.iterdir() if child.is_file() and not child.name.startswith("."))
-            if not inside:
-                raise ReszooError(f"folder {text!r} holds no files; name pictures, or a folder of them")
-            files.extend(inside)
+            inside = sorted(child for child in path.iterdir() if not child.name.startswith("."))
+            pictures = [child for child in inside if child.is_file() and child.suffix.lower() in Image.EXTENSION]
+            if not pictures:
+                raise ReszooError(f"folder {text!r} holds no pictures; name pictures, or a folder of them")
+            if len(pictures) < len(inside):
+                left = [child.name for child in inside if child not in pictures]
+                _LOG.warning("%s: %d other files and folders left out, first %s", text, len(left), left[0])
+            files.extend(pictures)
         elif path.is_file():
             files.append(path)
         else:

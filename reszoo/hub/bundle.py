@@ -107,6 +107,7 @@ def save(
             "sha256": sha256_of(partial / WEIGHTS),
         }
         write_json(config, partial / CONFIG)
+        shutil.copymode(partial / CONFIG, partial / WEIGHTS)  # safetensors' own files are for the owner alone
         for name, text in ((CARD, card), (RECIPE, recipe)):
             if text is not None:
                 (partial / name).write_text(text, "utf-8")

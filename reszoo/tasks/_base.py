@@ -142,6 +142,10 @@ class Task(LightningModule):
                 "decay_norm_and_bias, or train from the start without --ckpt_path"
             )
 
+    def on_fit_start(self) -> None:
+        """Training mode, whichever mode the network came in: `load` returns it in eval mode."""
+        self.train()
+
     def on_train_start(self) -> None:
         """After a resume, let every optimizer setting that the user changed win over the restored one, and say so."""
         stored, self._resumed_rates = self._resumed_rates, None

@@ -43,7 +43,8 @@ class Schedule:
         """
         if self.warmup_steps >= total_steps:
             raise ReszooError(
-                f"warmup_steps={self.warmup_steps} must be fewer than the {total_steps} steps of the training"
+                f"warmup_steps={self.warmup_steps} must be fewer than the {total_steps} steps of the training; "
+                "lower it, or train longer"
             )
         after = self.after_warmup(total_steps, steps_per_epoch)
 

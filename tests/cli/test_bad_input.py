@@ -165,3 +165,17 @@ def test_a_training_that_does_not_fit_its_checkpoint_is_refused(capsys, tmp_path
     options = ["--ckpt_path", str(run), "--trainer.max_epochs", "3", "--trainer.default_root_dir", str(tmp_path)]
     assert message in refused(capsys, "fit", *options, *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../x", "", "/abs", "a/" + "b" * 300])
+def test_a_recipe_name_that_leaves_its_folder_is_refused(capsys, tmp_path, name):
+    words = ["fit", "--config", "digits/resnet8", "--recipe", name, "--trainer.default_root_dir", str(tmp_path)]
+    assert "cannot name a folder under runs/" in refused(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["list", "--foo"], ["recipes", "--show"], ["reproduce", "nothing"], ["benchmark", "nothing"], ["record"]]
+)
+def test_the_small_commands_refuse_in_one_line(capsys, words):
+    assert refused(capsys, *words).startswith(f"reszoo: error: reszoo {words[0]}: ")

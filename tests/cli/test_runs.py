@@ -193,3 +193,21 @@ def test_two_processes_make_one_run_and_count_every_test_sample_once(tmp_path):
     (folder,) = (tmp_path / "runs" / "digits" / "resnet8").iterdir()
     results = json.loads((folder / "results.json").read_text())
     assert results["metrics"]["test/accuracy"]["n"] == sum(row["n"] for row in results["per_class"].values()) == 360
+
+
+def test_testing_on_another_split_is_said_aloud(run, caplog):
+    assert main(["test", "--ckpt_path", str(run), "--data.seed", "1"]) == 0
+    assert "the data are not those of the run" in caplog.text
+
+
+def test_a_network_of_timm_follows_the_data(tmp_path):
+    (tmp_path / "timm.yaml").write_text(
+        "model:\n  init_args:\n    network: {class_path: timm.create_model, init_args: {model_name: resnet10t}}\n"
+    )
+    words = ["fit", "--config", "digits/resnet8", "--config", str(tmp_path / "timm.yaml"), "--trainer.max_steps", "3"]
+    words += ["--model.schedule.warmup_steps", "0", "--trainer.default_root_dir", str(tmp_path)]
+    assert main(words) == 0
+    (folder,) = (tmp_path / "runs" / "digits" / "resnet8").iterdir()
+    assert json.loads((folder / "results.json").read_text())["status"] == "finished"
+    assert not (folder / "bundle").exists()
+    assert main(["test", "--ckpt_path", str(folder)]) == 0

@@ -1,6 +1,5 @@
 """`reszoo benchmark`: measurements against peers; each file here compares outputs first and times after."""
 
-import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
@@ -8,6 +7,7 @@ from pkgutil import iter_modules
 from rich.console import Console
 from rich.table import Table
 
+from reszoo.cli._parser import Parser
 from reszoo.cli.benchmark._harness import Row
 
 
@@ -18,9 +18,7 @@ def names() -> list[str]:
 
 def main(command: str, argv: Sequence[str]) -> int:
     """Measure one thing and print a row a contestant; the first of each group is the peer."""
-    parser = argparse.ArgumentParser(
-        "reszoo benchmark", description="Measure ours beside its peers in one run.", allow_abbrev=False
-    )
+    parser = Parser("benchmark", "Measure ours beside its peers in one run.")
     parser.add_argument("what", choices=names())
     what = parser.parse_args(argv).what
     module = import_module(f"{__name__}.{what.replace('-', '_')}")

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from reszoo.cli._parser import Parser
+
 EXPERIMENTS = {
     "degradation-digits": "deeper plain networks train worse, deeper residual ones do not (1,437 digits, 10 seeds)",
     "gradient-identity": "the Jacobian of x + F(x) is I + dF/dx, and what that does to 30 blocks",
@@ -14,12 +16,11 @@ EXPERIMENTS = {
 
 def main(command: str, argv: Sequence[str]) -> int:
     """Run one experiment; the exit code is 0 if every claim held, 1 if one did not."""
-    parser = argparse.ArgumentParser(
-        "reszoo reproduce",
-        description="Repeat a published experiment and compare.",
+    parser = Parser(
+        "reproduce",
+        "Repeat a published experiment and compare.",
         epilog="\n".join(f"{name}: {about}" for name, about in EXPERIMENTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 on (default 10, as published)")
