@@ -55,12 +55,12 @@ def measured_lines(runs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     count = {run["metrics"][METRIC]["n"] for run in runs}
     seconds = statistics.median(run["wall_seconds"] for run in runs)
-    cpu, cores = runs[0]["cpu"], runs[0]["cpu_count"]
+    cpu, threads = runs[0]["cpu"], runs[0]["threads"]
     seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
     n = ", ".join(map(str, sorted(count)))
     return (
         f"# Expected: test accuracy {statistics.mean(values):.2f}{spread}% ({seeds}, n = {n})",
-        f"# Cost: {seconds:.0f} s on {cores} cores of {cpu}",
+        f"# Cost: {seconds:.0f} s with {threads} thread{'s' * (threads > 1)} of {cpu}",
     )
 
 

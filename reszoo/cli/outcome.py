@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
@@ -152,8 +153,20 @@ def write_bundle(checkpoint: Path, folder: Path, recipe: str, results: dict[str,
     network = create(description.architecture, **description.arguments)
     network.load_state_dict(state)
     return bundle.save(
-        network, folder, labels=description.labels, transform=description.transform, recipe=recipe, results=results
+        network,
+        folder,
+        labels=description.labels,
+        transform=description.transform,
+        recipe=portable(recipe),
+        results=results,
     )
+
+
+def portable(recipe: str) -> str:
+    """A resolved configuration without the folder of the machine that ran it."""
+    values = yaml.safe_load(recipe)
+    values["trainer"]["default_root_dir"] = None
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def table(title: str, rows: dict[str, str]) -> None:
