@@ -131,7 +131,7 @@ def test_an_explicit_value_wins_over_the_checkpoints(run, tmp_path, caplog):
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.003
     rates = [json.loads(line).get("lr-SGD/all") for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {rate for rate in rates if rate is not None} == {0.003}
-    assert "lr of group all is 0.003, as asked; the checkpoint had 0.05" in caplog.text
+    assert "lr of group all is 0.003, as asked; the checkpoint had 0.1" in caplog.text
 
 
 def test_a_width_that_the_checkpoint_lacks_is_refused_with_both_values(run, tmp_path, capsys):
