@@ -22,7 +22,7 @@ ROOMS = {
     "layers": ({"layers"}, {"torch"}),
     "models": ({"models", "layers"}, {"torch"}),
     "analysis": ({"analysis", "models", "layers"}, {"torch"}),
-    "data": ({"data"}, {"torch", "torchvision", "datasets", "lightning", "sklearn"}),
+    "data": ({"data"}, {"torch", "torchvision", "datasets", "lightning", "sklearn", "PIL"}),
     "tasks": ({"tasks"}, {"torch", "lightning", "torchmetrics", "torchvision"}),
     "callbacks": ({"callbacks", "analysis"}, {"torch", "lightning"}),
     "hub": ({"hub", "models"}, {"torch", "huggingface_hub", "safetensors", "timm"}),
