@@ -18,7 +18,7 @@ from reszoo.callbacks import read_rows
 from reszoo.cli._run_folder import RunFolder, environment
 from reszoo.errors import ReszooError
 from reszoo.hub import bundle
-from reszoo.hub.checkpoint import KEY, open_checkpoint, read_checkpoint
+from reszoo.hub.checkpoint import KEY, network_in, open_checkpoint
 from reszoo.models import create
 from reszoo.tasks import ImageClassification
 
@@ -53,11 +53,11 @@ def after_fit(
         checkpoint=chosen.name,
         per_class=per_class(matrix, task.labels or []),
     )
-    saved = write_bundle(chosen, folder / "bundle", recipe, run.results)
+    values = open_checkpoint(chosen)
+    saved = write_bundle(values, folder / "bundle", recipe, run.results)
     rows = {name: f"{value['value']:.4f}  (n = {value['n']})" for name, value in metrics.items() if name != "test/n"}
-    epoch = open_checkpoint(chosen)["epoch"] + 1
     rows |= {
-        "measured on": f"{chosen.stem} checkpoint, of epoch {epoch} of {epochs}",
+        "measured on": f"{chosen.stem} checkpoint, of epoch {values['epoch'] + 1} of {epochs}",
         "training": f"{epochs} epochs, {steps} steps, {run.results['wall_seconds']} s",
         "run folder": str(folder),
     }
@@ -145,11 +145,11 @@ def write_confusion(matrix: Tensor, labels: list[str], folder: Path) -> Path:
     return plots.confusion_matrix(matrix, labels, folder / "confusion_matrix.png")
 
 
-def write_bundle(checkpoint: Path, folder: Path, recipe: str, results: dict[str, Any]) -> Path | None:
-    """The bundle of a checkpoint, rebuilt from what it says; None if no registered factory built its network."""
-    if open_checkpoint(checkpoint)[KEY]["architecture"] is None:
+def write_bundle(values: dict[str, Any], folder: Path, recipe: str, results: dict[str, Any]) -> Path | None:
+    """The bundle of an opened checkpoint, rebuilt from it; None if no registered factory built its network."""
+    if values[KEY]["architecture"] is None:
         return None
-    description, state = read_checkpoint(checkpoint)
+    description, state = network_in(values, "the run's checkpoint")
     network = create(description.architecture, **description.arguments)
     network.load_state_dict(state)
     return bundle.save(

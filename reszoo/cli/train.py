@@ -39,10 +39,10 @@ def main(command: str, argv: Sequence[str]) -> int:
     """Run one of the trainer's commands; bad input raises a `ReszooError`."""
     _quieten()
     arguments = prepare(command, argv)
-    if arguments.checkpoint is not None:
-        _refuse_unusable(arguments.checkpoint, command)  # before any data is read
+    # Read once, before any data are; the weights are Lightning's to load.
+    stored = {} if arguments.checkpoint is None else _usable(arguments.checkpoint, command)
     try:
-        ReszooCLI(arguments)
+        ReszooCLI(arguments, stored)
     except SIGTERMException:  # a SystemExit that would say 0
         print("reszoo: terminated", file=sys.stderr)
         return 128 + signal.SIGTERM
@@ -54,8 +54,9 @@ def main(command: str, argv: Sequence[str]) -> int:
 class ReszooCLI(LightningCLI):
     """A LightningCLI whose options are exact, whose classes follow from the data, and whose runs have a folder."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, stored: dict[str, Any]) -> None:
         self.arguments = arguments
+        self.stored = stored
         exact = {"allow_abbrev": False, "exit_on_error": False}
         super().__init__(
             Task,
@@ -258,7 +259,7 @@ class ReszooCLI(LightningCLI):
         """A checkpoint at or behind the end of the training would make a run of no step."""
         if self.arguments.checkpoint is None:
             return
-        stored = open_checkpoint(self.arguments.checkpoint)
+        stored = self.stored
         if 0 <= self.trainer.max_steps <= stored["global_step"]:
             raise ReszooError(
                 f"nothing to do: {str(self.arguments.checkpoint)!r} has {stored['global_step']} of "
@@ -273,11 +274,8 @@ class ReszooCLI(LightningCLI):
 
     def _stored(self) -> dict[str, Any]:
         """What the checkpoint says of its network; empty without one."""
-        if self.arguments.checkpoint is None:
-            return {}
-        if not hasattr(self, "_stored_values"):
-            self._stored_values = open_checkpoint(self.arguments.checkpoint)[CHECKPOINT_KEY]
-        return self._stored_values
+        network: dict[str, Any] = self.stored.get(CHECKPOINT_KEY, {})
+        return network
 
     def _resolved(self, section: Namespace) -> str:
         """The whole configuration as YAML, ready to be read again by any command."""
@@ -307,8 +305,8 @@ def our_own_errors() -> Iterator[None]:
         raise cause from None
 
 
-def _refuse_unusable(checkpoint: Path, command: str) -> None:
-    """A damaged or foreign checkpoint, one whose weights are not finite, or one that lacks what the command needs."""
+def _usable(checkpoint: Path, command: str) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors; one that is damaged, foreign, not finite or incomplete is refused."""
     values = open_checkpoint(checkpoint)
     needed = ["epoch", "global_step", "pytorch-lightning_version"]
     needed += ["optimizer_states", "lr_schedulers", "loops"] if command == "fit" else []
@@ -319,6 +317,7 @@ def _refuse_unusable(checkpoint: Path, command: str) -> None:
             "training wrote"
         )
     check_finite(values["state_dict"], f"checkpoint {str(checkpoint)!r}")
+    return {key: values[key] for key in ("epoch", "global_step", CHECKPOINT_KEY)}
 
 
 def _refuse_stepless(settings: Namespace) -> None:

@@ -20,9 +20,13 @@ def read_checkpoint(path: Path) -> tuple[Description, dict[str, Tensor]]:
     Raises:
         ReszooError: The file is missing, truncated, holds code, or was written by something else.
     """
-    values = open_checkpoint(path)
+    return network_in(open_checkpoint(path), str(path))
+
+
+def network_in(values: dict[str, Any], where: str) -> tuple[Description, dict[str, Tensor]]:
+    """The description and the network's weights in an opened checkpoint; `where` names it in an error."""
     state = {key.removeprefix(PREFIX): value for key, value in values["state_dict"].items() if key.startswith(PREFIX)}
-    return describe(values[KEY], str(path)), state
+    return describe(values[KEY], where), state
 
 
 def open_checkpoint(path: Path) -> dict[str, Any]:

@@ -68,13 +68,18 @@ def load(source: str | Path, *, num_classes: int | None = None, in_chans: int | 
     report = _fit_in(network, state, description, arguments, str(source))
     same_classes = arguments.get("num_classes") == description.arguments.get("num_classes")
     same_channels = arguments.get("in_chans") == description.arguments.get("in_chans")
-    extras: dict[str, Any] = {
-        "labels": description.labels if same_classes else None,
-        "transform": description.transform if same_channels else None,
-        "card": _text(folder / CARD),
-        "recipe": _text(folder / RECIPE),
-        "load_report": report,
-    }
+    return _with(
+        network,
+        labels=description.labels if same_classes else None,
+        transform=description.transform if same_channels else None,
+        card=_text(folder / CARD),
+        recipe=_text(folder / RECIPE),
+        load_report=report,
+    )
+
+
+def _with(network: nn.Module, **extras: Any) -> nn.Module:
+    """The network in eval mode with what travels with it, kept out of its modules and parameters."""
     for name, value in extras.items():
         object.__setattr__(network, name, value)
     return network.eval()
@@ -96,10 +101,8 @@ def _load_timm(repository: str, num_classes: int | None, in_chans: int | None) -
     }
     done = cast(Report, network.conversion)
     report = LoadReport(repository, str(network.architecture), done.loaded, list(done.fresh), list(done.dropped))
-    extras = {"labels": None, "transform": ImageTransform.from_dict(wanted), "card": None, "recipe": None}
-    for name, value in {**extras, "load_report": report}.items():
-        object.__setattr__(network, name, value)
-    return network.eval()
+    transform = ImageTransform.from_dict(wanted)
+    return _with(network, labels=None, transform=transform, card=None, recipe=None, load_report=report)
 
 
 def _find(source: str | Path) -> tuple[Description, dict[str, Tensor], Path]:
